@@ -1,0 +1,189 @@
+"""Who does what: plan.json. Choosing it is left to `planner/`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+
+from hetrun.model.base import SCHEMA_VERSION, Noun, Quantity, need
+from hetrun.model.inventory import HostSpec, Link
+from hetrun.model.recipe import Recipe
+
+
+class Order(str, Enum):
+    """Order of forwards and backwards on the stages of a pipeline."""
+
+    ONE_F_ONE_B = "1f1b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan(Noun):
+    """One process: where it runs and which device it drives. Rank = index in `Plan.ranks`."""
+
+    rank: int
+    host: str
+    local_rank: int
+    device_index: int  # in the host's facts
+    vendor: str
+    model: str
+    replica: int
+    stage: int
+    torch_device: str  # "cpu", "cuda", "npu", ...
+    torch_plugin: str | None = None  # module to import before the device exists
+    visible_env: str | None = None  # variable that selects the device
+    visible_id: str | None = None  # its value for this rank
+    emulated: bool = False
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan(Noun):
+    """A run of layers on the devices of one vendor, with what the cost model expects per microbatch."""
+
+    ranks: tuple[int, ...]
+    first_layer: int
+    num_layers: int
+    has_embedding: bool
+    has_head: bool
+    window: int  # forwards that may run ahead of their backwards
+    forward_s: float
+    backward_s: float
+    send_s: float  # activation of one microbatch to the next stage, one way; 0 on the last
+    optimizer_s: float
+    memory_bytes: int
+    memory_limit_bytes: int | None
+
+    def __post_init__(self) -> None:
+        need(bool(self.ranks), "stage without ranks")
+        need(
+            self.num_layers >= 0,
+            f"stage on ranks {list(self.ranks)}: {self.num_layers} layers, need 0 or more",
+        )
+        need(
+            self.window >= 1,
+            f"stage on ranks {list(self.ranks)}: window {self.window}, need at least 1",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan(Noun):
+    """One pipeline copy of the model; takes rows [first_row, first_row + rows) of every global batch."""
+
+    first_row: int
+    microbatch_rows: int
+    num_microbatches: int
+    stages: tuple[StagePlan, ...]
+
+    def __post_init__(self) -> None:
+        need(
+            self.microbatch_rows >= 1,
+            f"replica: microbatch_rows {self.microbatch_rows}, need at least 1",
+        )
+        need(
+            self.num_microbatches >= 1,
+            f"replica: num_microbatches {self.num_microbatches}, need at least 1",
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of one global batch that this replica computes."""
+        return self.microbatch_rows * self.num_microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost(Noun):
+    """Seconds of one optimizer step, simulated; parts are those of the slowest replica and add up to step_s."""
+
+    step_s: float
+    compute_s: float
+    bubble_s: float
+    p2p_s: float
+    sync_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency(Noun):
+    """Three answers to "how much of the summed compute was used"; 1.0 = all of it, never clamped.
+
+    e1 = mixed throughput / sum of what each vendor reaches alone with its own best plan at the same global batch.
+    e2 = the same with each baseline's batch scaled to its share of the compute.
+    u = ideal time at summed speeds / achieved time.
+    """
+
+    e1: Quantity
+    e2: Quantity
+    u: Quantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline(Noun):
+    """One vendor alone, with its own best plan; rows_per_s is None where it cannot hold the model."""
+
+    vendor: str
+    num_devices: int
+    rows_per_s: float | None  # at the same global batch
+    scaled_batch_rows: int
+    scaled_rows_per_s: float | None
+    ideal_rows_per_s: float  # summed speeds, no bubble, no traffic
+    shape: str  # such as "2 replicas x 2 stages"
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split(Noun):
+    """Ranks and replicas with their predicted cost: the chosen split, or the naive one beside it."""
+
+    ranks: tuple[RankPlan, ...]
+    replicas: tuple[ReplicaPlan, ...]
+    cost: Cost
+    efficiency: Efficiency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Noun):
+    """plan.json: all that launch and report need, so that later steps read no earlier file."""
+
+    schema_version: int = SCHEMA_VERSION
+    created: str  # ISO 8601, UTC
+    recipe: Recipe
+    hosts: tuple[HostSpec, ...]  # only those that run ranks, in order of their node rank
+    links: tuple[Link, ...]
+    order: Order
+    emulated: bool  # some device is emulated: the run's clock is modelled time
+    split: Split
+    even_split: Split | None  # the best split with equal layers and equal rows
+    even_split_why: str = ""  # why there is none
+    bound_s: float  # no split can be faster within the cost model
+    gap: float  # step_s / bound_s - 1
+    gap_reason: str  # what the gap is made of, such as "integer layers"
+    idle_devices: tuple[str, ...] = ()  # "host/index", left out since they would not help
+    runner_up: str = ""
+    baselines: tuple[Baseline, ...] = ()
+    verdict: str = ""  # whether mixing pays against the best single vendor
+
+    def __post_init__(self) -> None:
+        rows = sum(replica.num_rows for replica in self.split.replicas)
+        batch = self.recipe.train.global_batch_rows
+        need(rows == batch, f"plan: replicas take {rows} rows, need global_batch_rows {batch}")
+        for index, rank in enumerate(self.split.ranks):
+            need(rank.rank == index, f"plan: rank {rank.rank} at place {index}")
+        for number, replica in enumerate(self.split.replicas):
+            layers = [(stage.first_layer, stage.num_layers) for stage in replica.stages]
+            end = 0
+            for first, count in layers:
+                need(
+                    first == end,
+                    f"plan: replica {number} has layers {layers}, need each placed once and in order",
+                )
+                end = first + count
+            total = self.recipe.model.num_layers
+            need(end == total, f"plan: replica {number} holds {end} layers, need {total}")
+
+
+def plan_sha(plan: Plan) -> str:
+    """Hash of what every rank must agree on: ranks, replicas, recipe (time of creation left out). 64 hex digits."""
+    fixed = asdict(replace(plan, created="", even_split=None, verdict="", runner_up=""))
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,159 @@
+"""What to train. Reading the YAML is left to `hetrun/recipe.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hetrun.model.base import ENV_NAME, Noun, check_name, need
+
+
+class DataKind(str, Enum):
+    """Where training text comes from."""
+
+    STDLIB_SOURCE = "stdlib_source"  # the Python sources that every interpreter carries
+    TEXT = "text"  # a file, or every .txt below a folder, on every host
+
+
+class Dtype(str, Enum):
+    """Number format of parameters and arithmetic."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec(Noun):
+    """A llama-shaped decoder: RMSNorm, rotary grouped-query attention, SwiGLU."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    ffn_size: int
+    vocab_size: int
+    num_kv_heads: int | None = None  # num_heads when None
+    tied_embeddings: bool = False
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for what in ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size"):
+            need(getattr(self, what) >= 1, f"model: {what} {getattr(self, what)}, need at least 1")
+        need(
+            self.hidden_size % (2 * self.num_heads) == 0,
+            f"model: hidden_size {self.hidden_size}, need a multiple of 2 * num_heads = {2 * self.num_heads}",
+        )
+        num_kv_heads = self.num_kv_heads or self.num_heads
+        need(
+            num_kv_heads >= 1 and self.num_heads % num_kv_heads == 0,
+            f"model: num_kv_heads {num_kv_heads}, need a divisor of num_heads {self.num_heads}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec(Noun):
+    """Rows of `seq_len` tokens, cut from one stream of byte tokens."""
+
+    seq_len: int
+    kind: DataKind = DataKind.STDLIB_SOURCE
+    path: str | None = None  # for kind text
+
+    def __post_init__(self) -> None:
+        need(self.seq_len >= 2, f"data: seq_len {self.seq_len}, need at least 2")
+        need(
+            (self.path is not None) == (self.kind is DataKind.TEXT),
+            f"data: path {self.path!r} with kind {self.kind.value}; kind text needs a path, others take none",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSpec(Noun):
+    """One AdamW training run; `global_batch_rows` rows per optimizer step, whatever the plan."""
+
+    steps: int
+    global_batch_rows: int
+    microbatch_rows: tuple[int, ...] = (1,)  # sizes that the planner may choose from
+    learning_rate: float = 3e-4
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    clip_norm: float | None = 1.0
+    seed: int = 0
+    dtype: Dtype = Dtype.FP32
+
+    def __post_init__(self) -> None:
+        need(self.steps >= 1, f"train: steps {self.steps}, need at least 1")
+        need(
+            self.global_batch_rows >= 1,
+            f"train: global_batch_rows {self.global_batch_rows}, need at least 1",
+        )
+        need(
+            bool(self.microbatch_rows)
+            and all(1 <= rows <= self.global_batch_rows for rows in self.microbatch_rows),
+            f"train: microbatch_rows {list(self.microbatch_rows)}, need 1 to {self.global_batch_rows}",
+        )
+        need(self.learning_rate > 0, f"train: learning_rate {self.learning_rate}, need more than 0")
+        need(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"train: clip_norm {self.clip_norm}, need more than 0",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLimits(Noun):
+    """What the planner must keep to."""
+
+    max_stages: int | None = None
+    memory_fraction: float = (
+        0.92  # of a device's memory; the rest is for libraries and fragmentation
+    )
+
+    def __post_init__(self) -> None:
+        need(
+            self.max_stages is None or self.max_stages >= 1,
+            f"plan: max_stages {self.max_stages}, need at least 1",
+        )
+        need(
+            0 < self.memory_fraction <= 1,
+            f"plan: memory_fraction {self.memory_fraction}, need 0 to 1",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec(Noun):
+    """How a run is started and watched. `env` goes to every rank; `secrets` names variables of the controller."""
+
+    start_timeout_s: float = 120.0
+    step_timeout_s: float = 300.0  # no progress on any rank for so long is a hang
+    lease_s: float = 15.0  # a host that hears nothing for so long stops its ranks
+    stop_grace_s: float = 5.0
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what in ("start_timeout_s", "step_timeout_s", "stop_grace_s"):
+            need(getattr(self, what) > 0, f"launch: {what} {getattr(self, what)}, need more than 0")
+        need(5 <= self.lease_s <= 3600, f"launch: lease_s {self.lease_s}, need 5 to 3600")
+        for key in (*self.env, *self.secrets):
+            need(
+                bool(ENV_NAME.fullmatch(key)),
+                f"launch: variable {key!r}, need letters, digits and '_'",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe(Noun):
+    """What to train."""
+
+    name: str
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    plan: PlanLimits = field(default_factory=PlanLimits)
+    launch: LaunchSpec = field(default_factory=LaunchSpec)
+
+    def __post_init__(self) -> None:
+        check_name("recipe", self.name)

@@ -1,0 +1,190 @@
+"""What a run leaves behind: events of the ranks, the outcome of launch, the report's answer.
+
+Each line of `runs/<id>/events/rank-NNNN.jsonl` is one event: `{"event": "step", ...}` with the fields below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetrun.model.base import SCHEMA_VERSION, Noun
+from hetrun.model.plan import Baseline, Cost, Efficiency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEvent(Noun):
+    """A rank is up and agrees with all others on the plan."""
+
+    event: str = "start"
+    rank: int
+    host: str
+    pid: int
+    wall_s: float  # seconds since the epoch, on that host's clock
+    torch_version: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvent(Noun):
+    """One optimizer step. All *_s but wall_s are on the run's clock: modelled time if the plan is emulated."""
+
+    event: str = "step"
+    rank: int
+    step: int  # from 0
+    wall_s: float  # seconds since the epoch when the step ended
+    step_s: float  # start of the first action to end of the optimizer
+    busy_s: float  # forward, backward, optimizer
+    communication_s: float  # gradient sync and exposed waiting for it
+    idle_s: float  # waiting for inputs of other stages
+    loss: float  # mean over the valid tokens of the global batch; equal on all ranks
+    num_tokens: int  # valid tokens of the global batch
+    grad_norm: float
+    learning_rate: float
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span(Noun):
+    """One action of a traced step; seconds from the start of that step on the run's clock."""
+
+    kind: str  # "F", "B", "sync", "optimizer"
+    microbatch: int | None
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEvent(Noun):
+    """All actions of one step on one rank; written for a few steps only."""
+
+    event: str = "trace"
+    rank: int
+    step: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorEvent(Noun):
+    """A rank raised; its last words."""
+
+    event: str = "error"
+    rank: int
+    host: str
+    wall_s: float
+    step: int | None
+    kind: str  # exception class
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndEvent(Noun):
+    """A rank did all its steps. `parameters_sha` is a hash over the final parameters that it holds."""
+
+    event: str = "end"
+    rank: int
+    wall_s: float
+    steps: int
+    parameters_sha: str
+
+
+Event = StartEvent | StepEvent | TraceEvent | ErrorEvent | EndEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(Noun):
+    """One thing that went wrong, with the time on the controller's clock."""
+
+    host: str
+    rank: int | None
+    when_s: float
+    what: str  # such as "raised ValueError: ...", "killed by signal 9"
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome(Noun):
+    """launch.json in the run directory; the first failure is the root cause, the rest followed."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    plan_sha: str
+    started: str  # ISO 8601, UTC
+    wall_s: float
+    exit_code: int
+    status: str  # "done", "failed", "interrupted", "lost contact", "hang"
+    failures: tuple[Failure, ...] = ()
+    warnings: tuple[str, ...] = ()
+    not_clean: tuple[str, ...] = ()  # hosts that could not be confirmed empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCurve(Noun):
+    """Loss of the global batch at each step."""
+
+    first: float
+    last: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUse(Noun):
+    """Mean share of a step that one rank spent busy, communicating and idle; the three add up to 1."""
+
+    rank: int
+    host: str
+    vendor: str
+    replica: int
+    stage: int
+    num_layers: int
+    busy: float
+    communication: float
+    idle: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace(Noun):
+    """Timeline of one rank in the traced step."""
+
+    rank: int
+    step: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenSplitReport(Noun):
+    """The naive split, simulated with the same cost model."""
+
+    efficiency: Efficiency
+    cost: Cost
+    shape: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport(Noun):
+    """report.json: the answer of `hetrun report`. `kind` says on which clock the times are."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    recipe: str
+    kind: str  # "measured" or "modelled": of tokens_per_s, step_s, ranks, timeline
+    status: str
+    steps: int
+    loss: LossCurve
+    tokens_per_s: float
+    step_s: float  # median, first step left out
+    predicted_step_s: float
+    prediction_error: float  # step_s / predicted_step_s - 1
+    wall_s: float
+    efficiency: Efficiency
+    even_split: EvenSplitReport | None
+    even_split_why: str
+    predicted: Cost
+    bound_s: float
+    gap: float
+    gap_reason: str
+    baselines: tuple[Baseline, ...]
+    verdict: str
+    ranks: tuple[RankUse, ...]
+    timeline: tuple[RankTrace, ...]
+    warnings: tuple[str, ...] = ()
