@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     NO_PROGRESS = 7
     NOT_CLEAN = 8
     INTERNAL = 9
+    SOME_UNREACHABLE = 10
     INTERRUPTED = 130
     TERMINATED = 143
 

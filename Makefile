@@ -1,0 +1,65 @@
+# The two commands of the README: `make demo` and `make test`. Everything lives in .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help setup demo demo-3 fix check test test-ssh test-gpu bench dead clean
+
+help:
+	@echo "make demo      set up .venv, then probe -> profile -> plan -> launch -> report on this machine"
+	@echo "make test      every test that needs no accelerator (sshd tests need root and iproute2)"
+	@echo "make check     format, lint, types, import contracts, unit tests, coverage: under a minute"
+	@echo "make fix       format"
+	@echo "make bench     speed claims; results belong in docs/benchmarks.md"
+	@echo "make demo-3    the demo with three vendors"
+
+setup: $(VENV)/.done
+
+$(VENV)/.done: pyproject.toml constraints.txt hetrun/__init__.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	@touch $@
+
+demo: setup
+	@$(MAKE) --no-print-directory chain INVENTORY=inventories/localhost.yaml
+
+demo-3: setup
+	@$(MAKE) --no-print-directory chain INVENTORY=inventories/localhost-3.yaml
+
+.PHONY: chain
+chain:
+	$(BIN)/hetrun probe   $(INVENTORY) -o facts.json
+	$(BIN)/hetrun profile recipes/tiny-llama.yaml --facts facts.json -o profile.json
+	$(BIN)/hetrun plan    recipes/tiny-llama.yaml --facts facts.json --profile profile.json -o plan.json
+	$(BIN)/hetrun launch  plan.json
+	$(BIN)/hetrun report
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q --cov --cov-fail-under=0 --cov-report=
+	$(BIN)/coverage report --include='hetrun/planner/*,hetrun/schedule/*,hetrun/vendors/*,hetrun/model/*,hetrun/efficiency.py' --fail-under=95
+
+test: setup
+	$(BIN)/pytest -q -m 'not gpu and not bench'
+
+test-ssh: setup
+	$(BIN)/pytest -q -m ssh
+
+test-gpu: setup
+	$(BIN)/pytest -q -m gpu
+
+bench: setup
+	$(BIN)/pytest -q -s -m bench tests/bench
+
+dead: setup
+	$(BIN)/vulture hetrun tests --min-confidence 60 --ignore-decorators '@app.*,@pytest.fixture*' --ignore-names 'VENDOR,test_*'
+
+clean:
+	rm -rf $(VENV) runs facts.json profile.json plan.json

@@ -1,0 +1,17 @@
+"""What all tests share: in CI a skipped test is a failed run."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not os.environ.get("CI"):
+        return
+    if reporter.stats.get("skipped"):
+        reporter.write_line("CI=true: no test may be skipped", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
