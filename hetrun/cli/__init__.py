@@ -1,1 +1,1 @@
-"""TODO cli."""
+"""The command line. What a command does is left to the module of its name."""

@@ -1,0 +1,175 @@
+"""The commands: parse, call one function, render. How things look is left to `render.py`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, NoReturn, Optional
+
+import typer
+
+import hetrun
+from hetrun import inventory, planner, store
+from hetrun import launch as launcher
+from hetrun import probe as prober
+from hetrun import profile as profiler
+from hetrun import recipe as recipes
+from hetrun import report as reporter
+from hetrun.cli import render
+from hetrun.errors import ConfigError, ExitCode, HetrunError
+from hetrun.model import Facts, Plan, Profile
+
+app = typer.Typer(
+    name="hetrun",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train one PyTorch job over AI chips of different vendors: probe, profile, plan, launch, report.",
+    epilog="Files are passed on by default names, so the whole chain is: hetrun probe lab.yaml && "
+    "hetrun profile recipe.yaml && hetrun plan recipe.yaml && hetrun launch && hetrun report",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the saved object on stdout as JSON.")]
+FactsFile = Annotated[Path, typer.Option("--facts", help="What probe found.")]
+ProfileFile = Annotated[Path, typer.Option("--profile", help="What profile measured.")]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="What to train, a YAML file.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        render.print_text(f"hetrun {hetrun.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also say what is going on.")] = False,
+    version: Annotated[  # noqa: ARG001 - typer calls _show_version with it
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Set up what all commands share."""
+    render.set_up_logging(logging.INFO if verbose else logging.WARNING)
+
+
+@app.command(epilog="Example: hetrun probe inventories/lab-example.yaml -o facts.json")
+def probe(
+    path: Annotated[Path, typer.Argument(metavar="INVENTORY", help="The hosts, a YAML file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to save.")] = Path("facts.json"),
+    json: Json = False,
+) -> None:
+    """Ask each host which devices, interpreter and network it has; nothing is installed there.
+
+    Exit code: 0 all hosts answered, 10 some did, 4 none did.
+    """
+    loaded = inventory.load_inventory(path)
+    with render.host_progress("probe", len(loaded.hosts)) as progress:
+        facts = prober.probe(loaded, progress=progress)
+    store.save(facts, out)
+    render.show_facts(facts, out, as_json=json)
+    raise typer.Exit(int(prober.exit_code(facts)))
+
+
+@app.command(epilog="Example: hetrun profile recipes/tiny-llama.yaml --facts facts.json -o profile.json")
+def profile(
+    recipe: RecipeFile,
+    facts: FactsFile = Path("facts.json"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to save.")] = Path("profile.json"),
+    json: Json = False,
+) -> None:
+    """Measure each device model on the recipe's layers, and each kind of link."""
+    found = store.load(Facts, facts)
+    wanted = recipes.load_recipe(recipe)
+    with render.host_progress("profile", len(found.hosts)) as progress:
+        result = profiler.profile(found, wanted, progress=progress)
+    store.save(result, out)
+    render.show_profile(result, out, as_json=json)
+
+
+@app.command(epilog="Example: hetrun plan recipes/tiny-llama.yaml --facts facts.json --profile profile.json")
+def plan(
+    recipe: RecipeFile,
+    facts: FactsFile = Path("facts.json"),
+    profile: ProfileFile = Path("profile.json"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to save.")] = Path("plan.json"),
+    json: Json = False,
+) -> None:
+    """Choose who holds which layers and takes which rows; say how far that is from the optimum."""
+    found, measured = store.load(Facts, facts), store.load(Profile, profile)
+    wanted = recipes.load_recipe(recipe)
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    targets = prober.torch_targets(found)
+    chosen = planner.plan(found, measured, wanted, targets=targets, created=created)
+    store.save(chosen, out)
+    render.show_plan(chosen, out, as_json=json)
+
+
+@app.command(epilog="Example: hetrun launch plan.json --dry-run")
+def launch(
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="What plan chose.")] = Path("plan.json"),
+    run_root: Annotated[Path, typer.Option("--run-root", help="Where run directories go.")] = Path("runs"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show each host's files and exact command; start nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Start torchrun on every host of the plan, follow it, and stop everything on the first failure.
+
+    Prints the run directory. Ctrl-C stops the run in an orderly way; twice stops it at once.
+    """
+    chosen = store.load(Plan, path)
+    if dry_run:
+        render.show_dry_run(launcher.dry_run(chosen), as_json=json)
+        return
+    with render.live_view(chosen) as observer:
+        outcome = launcher.launch(chosen, run_root=run_root, observer=observer, environ=os.environ)
+    render.show_outcome(outcome, run_root / outcome.run_id, as_json=json)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command(epilog="Example: hetrun report runs/20300101-120000-tiny-llama")
+def report(
+    run: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this on Python 3.10
+        typer.Argument(metavar="[RUN]", help="A run directory; the newest one below runs/ when left out."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say how much of the summed compute was used, and where the time went; writes report.json and report.html."""
+    run_dir = run or _newest_run(Path("runs"))
+    result = reporter.build_report(run_dir)
+    store.save(result, run_dir / "report.json")
+    store.save_text(reporter.to_html(result), run_dir / "report.html")
+    render.show_report(result, run_dir, as_json=json)
+
+
+def _newest_run(root: Path) -> Path:
+    runs = sorted((path for path in root.glob("*/plan.json")), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise ConfigError(f"{root}: no run there", hint="hetrun launch plan.json, or name a run directory")
+    return runs[-1].parent
+
+
+def main() -> NoReturn:
+    """Run the command line; every error becomes two lines on stderr and an exit code."""
+    try:
+        app()
+    except HetrunError as error:
+        render.show_error(error)
+        sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:
+        render.show_error(HetrunError("interrupted"))
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except BrokenPipeError:
+        # The reader of our stdout (head, less) is gone: nothing left to say, and nowhere to say it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(ExitCode.DONE))
+    except Exception as error:  # noqa: BLE001 - the last line of defence: our bug, but still no traceback
+        if os.environ.get("HETRUN_DEBUG"):
+            raise
+        render.show_internal_error(error)
+        sys.exit(int(ExitCode.INTERNAL))
+    raise AssertionError("typer always exits")
