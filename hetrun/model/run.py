@@ -143,6 +143,28 @@ class RankUse(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageUse(Noun):
+    """What one stage held, and how busy its ranks were on average (None where none reported)."""
+
+    replica: int
+    stage: int
+    vendor: str
+    models: tuple[str, ...]
+    ranks: tuple[int, ...]
+    first_layer: int
+    num_layers: int
+    has_embedding: bool
+    has_head: bool
+    rows: int  # of each global batch
+    microbatch_rows: int
+    window: int
+    memory_bytes: int  # predicted
+    memory_limit_bytes: int | None
+    peak_memory_bytes: int | None  # largest that one of its ranks reported
+    busy: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace(Noun):
     """Timeline of one rank in the traced step."""
 
@@ -188,3 +210,13 @@ class RunReport(Noun):
     ranks: tuple[RankUse, ...]
     timeline: tuple[RankTrace, ...]
     warnings: tuple[str, ...] = ()
+    started: str = ""  # ISO 8601, UTC; empty where launch left no record
+    shape: str = ""  # such as "2 replicas x 2 stages"
+    planned_steps: int = 0
+    first_step: int = 0  # of `loss`
+    global_batch_rows: int = 0
+    predicted_efficiency: Efficiency | None = None
+    stages: tuple[StageUse, ...] = ()
+    failures: tuple[Failure, ...] = ()  # the first is the root cause
+    idle_devices: tuple[str, ...] = ()
+    runner_up: str = ""
