@@ -1,1 +1,111 @@
-"""TODO vendors."""
+"""Everything vendor-specific that runs on the controller: one file per vendor, found by itself.
+
+Running the tools is left to `probe.py`; here their text becomes devices. A vendor from another
+package joins through an entry point in the group `hetrun.vendors` that names its `Vendor`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from types import MappingProxyType
+
+from hetrun.errors import ConfigError
+from hetrun.vendors._read.answer import (
+    CpuAnswer,
+    FoundDevice,
+    LostDevice,
+    Partition,
+    PciGroup,
+    PciNic,
+    PciScan,
+    RdmaPort,
+    ToolAnswer,
+    ToolError,
+)
+from hetrun.vendors._read.finish import read
+from hetrun.vendors._read.run import ToolRun, tool_run
+from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
+
+__all__ = [
+    "Chip",
+    "Confidence",
+    "CpuAnswer",
+    "FoundDevice",
+    "LostDevice",
+    "Partition",
+    "PciGroup",
+    "PciIds",
+    "PciNic",
+    "PciScan",
+    "ProbeCommand",
+    "RdmaPort",
+    "ToolAnswer",
+    "ToolError",
+    "ToolRun",
+    "Vendor",
+    "all_vendors",
+    "get_vendor",
+    "read_tool",
+]
+
+
+@cache
+def all_vendors() -> Mapping[str, Vendor]:
+    """Return all vendors by name: the files beside this one, then entry points, in order of name."""
+    found: dict[str, Vendor] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            vendor = getattr(importlib.import_module(f"{__name__}.{module.name}"), "VENDOR", None)
+            if isinstance(vendor, Vendor):
+                found[vendor.name] = vendor
+    for entry in entry_points(group="hetrun.vendors"):
+        vendor = entry.load()
+        if not isinstance(vendor, Vendor):
+            raise ConfigError(
+                f"entry point {entry.name} of group hetrun.vendors: {entry.value} is no Vendor",
+                hint=f"uninstall the package that brings {entry.name}, or report it there",
+            )
+        if vendor.name in found:
+            raise ConfigError(
+                f"entry point {entry.name} of group hetrun.vendors: vendor {vendor.name} is there "
+                "already",
+                hint=f"uninstall the package that brings {entry.name}, or report it there",
+            )
+        found[vendor.name] = vendor
+    return MappingProxyType(dict(sorted(found.items())))
+
+
+def get_vendor(name: str) -> Vendor:
+    """Return one vendor.
+
+    Raises:
+        ConfigError: nobody brings a vendor of this name.
+    """
+    vendor = all_vendors().get(name)
+    if vendor is None:
+        raise ConfigError(
+            f"vendor {name!r} is not known", hint=f"known are: {', '.join(all_vendors())}"
+        )
+    return vendor
+
+
+def read_tool(
+    vendor: str,
+    command: str,
+    *,
+    stdout: str | bytes = "",
+    stderr: str | bytes = "",
+    rc: int | None = 0,
+) -> ToolAnswer:
+    """Read what a vendor's tool printed. Never raises: what cannot be read is an error class.
+
+    `stdout` must be whole, with its last newline: text that stops inside a line is taken as cut.
+    """
+    known = all_vendors().get(vendor)
+    if known is None:
+        return ToolAnswer(error=ToolError.TOOL_USAGE, warnings=("vendor_unknown",))
+    return read(known, tool_run(known.tools, command, stdout=stdout, stderr=stderr, rc=rc))

@@ -1,0 +1,94 @@
+"""From a parser's answer to the final one: error class, sane and unique devices, no wrong device in silence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetrun.vendors._read.answer import FoundDevice, LostDevice, ToolAnswer, ToolError
+from hetrun.vendors._read.failures import failure, lost_devices, missing_tool, telling_lines
+from hetrun.vendors._read.run import ToolRun
+from hetrun.vendors._read.vendor import Vendor
+
+_TIMEOUT_CODES = (124, 137, 143)  # timeout(1), killed, terminated
+_CRASH_CODES = (132, 134, 135, 136, 139)
+
+
+def read(vendor: Vendor, run: ToolRun) -> ToolAnswer:
+    """Read one run of a vendor's tool."""
+    answer = _unique(vendor.parse(run))
+    lines = telling_lines(run)
+    if answer.devices or answer.cpu is not None:
+        answer = _with_devices(answer, run, lines)
+    else:
+        answer = replace(answer, error=_why_none(vendor, run, answer, lines))
+        if answer.error is ToolError.DEVICE_LOST and not answer.lost:
+            answer = replace(answer, lost=lost_devices(lines))
+    if run.cut:
+        answer = replace(answer, warnings=(*answer.warnings, "output_cut"))
+        if answer.devices and answer.error is None:
+            answer = replace(answer, error=ToolError.PARTIAL_DEVICE_ERROR)
+    devices = tuple(
+        replace(device, visible_id=visible_id(vendor, device)) for device in answer.devices
+    )
+    return replace(answer, devices=devices, warnings=tuple(dict.fromkeys(answer.warnings)))
+
+
+def visible_id(vendor: Vendor, device: FoundDevice) -> str | None:
+    """Return what the vendor's visible-devices variable takes for this device; None if it needs a slice."""
+    if device.visible_id is not None:
+        return device.visible_id
+    if device.partitions:
+        return None  # the whole device cannot be used while it is sliced
+    if vendor.visible_devices_id == "module_id":
+        return None if device.module_id is None else str(device.module_id)
+    return device.uuid if vendor.visible_devices_id == "uuid" else str(device.index)
+
+
+def _unique(answer: ToolAnswer) -> ToolAnswer:
+    """Keep one device per index; where two differ under one index, neither can be believed."""
+    devices = list(dict.fromkeys(answer.devices))
+    counts = Counter(device.index for device in devices)
+    kept = tuple(device for device in devices if counts[device.index] == 1)
+    if len(kept) == len(devices):
+        return replace(answer, devices=kept)
+    twice = sorted(number for number, count in counts.items() if count > 1)
+    return replace(
+        answer,
+        devices=kept,
+        error=ToolError.PARTIAL_DEVICE_ERROR,
+        warnings=(*answer.warnings, *(f"index_twice:{number}" for number in twice)),
+    )
+
+
+def _with_devices(answer: ToolAnswer, run: ToolRun, lines: Sequence[str]) -> ToolAnswer:
+    """Some devices are there: add what was lost, or that the tool did not come to its end."""
+    lost: tuple[LostDevice, ...] = answer.lost or lost_devices(lines)
+    error, warnings = answer.error, answer.warnings
+    if lost:
+        error = ToolError.PARTIAL_DEVICE_LOST
+    elif run.rc in _TIMEOUT_CODES:
+        error = ToolError.TIMEOUT
+    elif run.rc:
+        warnings = (*warnings, f"exit_code:{run.rc}")
+    return replace(answer, error=error, lost=lost, warnings=warnings)
+
+
+def _why_none(vendor: Vendor, run: ToolRun, answer: ToolAnswer, lines: Sequence[str]) -> ToolError:
+    """Name the reason for an answer without devices."""
+    found = failure(lines, vendor.errors)
+    if run.rc == 127 or missing_tool(run, vendor.tools):
+        return found if found is ToolError.SHARED_LIB_MISSING else ToolError.TOOL_MISSING
+    if run.rc in _TIMEOUT_CODES:
+        return ToolError.TIMEOUT
+    if run.rc == 126:
+        return ToolError.PERMISSION_DENIED
+    if found is not None:
+        return found
+    if answer.error is not None:
+        return answer.error
+    if run.rc is not None and run.rc in vendor.rc_errors:
+        return vendor.rc_errors[run.rc]
+    silent = not run.stdout.strip() and not run.rc
+    return ToolError.NO_DEVICES if silent else ToolError.TOOL_USAGE
