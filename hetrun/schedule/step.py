@@ -1,0 +1,178 @@
+"""One optimizer step of all ranks on one clock: pipelines, gradient sync, optimizer. The clock of emulated runs follows it.
+
+All ranks start at 0. After its pipeline a rank takes part in its buckets in global order: a bucket starts when
+its last member is free and frees all of them when it ends. Then one small all-reduce joins all ranks (loss,
+token count, gradient norm), each rank runs its optimizer, and the slowest ends the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hetrun import arch
+from hetrun.model import Cost, Dtype, Link, ModelSpec, RankPlan, ReplicaPlan, Span, StagePlan
+from hetrun.schedule.pipeline import StageTimes, pipeline_ends, simulate_pipeline
+from hetrun.schedule.sync import all_reduce_s, gradient_buckets
+
+SCALAR_BYTES = 24  # loss, token count and squared gradient norm, fp64 each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRun:
+    """A simulated step; the per-rank tuples are in order of rank."""
+
+    cost: Cost
+    rank_spans: tuple[tuple[Span, ...], ...]
+    peak_activations: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Record:
+    """What happened to each rank so far."""
+
+    clocks: list[float]
+    spans: list[list[Span]] | None  # None: only clocks are wanted
+
+
+def stage_times(stage: StagePlan) -> StageTimes:
+    """Return what the event simulation needs to know of a stage."""
+    return StageTimes(
+        forward_s=stage.forward_s,
+        backward_s=stage.backward_s,
+        send_s=stage.send_s,
+        window=stage.window,
+    )
+
+
+def simulate_step(
+    ranks: Sequence[RankPlan],
+    replicas: Sequence[ReplicaPlan],
+    links: Sequence[Link],
+    model: ModelSpec,
+    dtype: Dtype,
+) -> StepRun:
+    """Simulate a step and say what every rank does when.
+
+    Raises:
+        ConfigError: a link that the step needs has no figures.
+    """
+    record = _Record([0.0] * len(ranks), [[] for _ in ranks])
+    peaks = [0] * len(ranks)
+    ends: list[float] = []
+    for replica in replicas:
+        run = simulate_pipeline([stage_times(s) for s in replica.stages], replica.num_microbatches)
+        ends.append(run.end_s)
+        for index, stage in enumerate(replica.stages):
+            spans = [
+                Span(kind=a.kind.value, microbatch=a.microbatch, start_s=a.start_s, end_s=a.end_s)
+                for a in run.actions[index]
+            ]
+            for rank in stage.ranks:
+                record.clocks[rank] = run.stage_end_s[index]
+                _spans(record, rank).extend(spans)
+                peaks[rank] = run.peak_activations[index]
+    synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
+    step_s = _optimize(record, replicas)
+    return StepRun(
+        cost=_cost(replicas, ends, synced_s=synced_s, step_s=step_s),
+        rank_spans=tuple(tuple(_spans(record, rank)) for rank in range(len(ranks))),
+        peak_activations=tuple(peaks),
+    )
+
+
+def step_cost(
+    ranks: Sequence[RankPlan],
+    replicas: Sequence[ReplicaPlan],
+    links: Sequence[Link],
+    model: ModelSpec,
+    dtype: Dtype,
+) -> Cost:
+    """Return the cost that `simulate_step` finds, without its record and with equal replicas played once."""
+    record = _Record([0.0] * len(ranks), None)
+    known: dict[tuple[tuple[StageTimes, ...], int], tuple[float, ...]] = {}
+    ends: list[float] = []
+    for replica in replicas:
+        key = (tuple(stage_times(stage) for stage in replica.stages), replica.num_microbatches)
+        if key not in known:
+            known[key] = pipeline_ends(*key)
+        ends.append(max(known[key]))
+        for stage, end_s in zip(replica.stages, known[key], strict=True):
+            for rank in stage.ranks:
+                record.clocks[rank] = end_s
+    synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
+    step_s = _optimize(record, replicas)
+    return _cost(replicas, ends, synced_s=synced_s, step_s=step_s)
+
+
+def _spans(record: _Record, rank: int) -> list[Span]:
+    """Return the spans of a rank of a record that keeps them."""
+    if record.spans is None:
+        raise ValueError("this record keeps no spans")
+    return record.spans[rank]
+
+
+def _sync(
+    record: _Record,
+    ranks: Sequence[RankPlan],
+    replicas: Sequence[ReplicaPlan],
+    *,
+    links: Sequence[Link],
+    model: ModelSpec,
+    dtype: Dtype,
+) -> float:
+    """Let all ranks reduce their buckets, then the scalars; return when all are done."""
+    groups = [
+        (bucket.num_bytes, bucket.ranks)
+        for bucket in gradient_buckets(ranks, replicas, model, arch.BYTES_PER_ELEMENT[dtype])
+    ]
+    groups.append((SCALAR_BYTES, tuple(range(len(ranks)))))
+    for num_bytes, members in groups:
+        start_s = max(record.clocks[rank] for rank in members)
+        end_s = start_s + all_reduce_s(num_bytes, [ranks[rank] for rank in members], links)
+        for rank in members:
+            record.clocks[rank] = end_s
+            if record.spans is not None and len(members) > 1:
+                span = Span(kind="sync", microbatch=None, start_s=start_s, end_s=end_s)
+                record.spans[rank].append(span)
+    return max(record.clocks)
+
+
+def _optimize(record: _Record, replicas: Sequence[ReplicaPlan]) -> float:
+    """Let every rank update its parameters; return when the slowest is done."""
+    for replica in replicas:
+        for stage in replica.stages:
+            for rank in stage.ranks:
+                start_s = record.clocks[rank]
+                record.clocks[rank] = start_s + stage.optimizer_s
+                if record.spans is not None:
+                    end_s = record.clocks[rank]
+                    span = Span(kind="optimizer", microbatch=None, start_s=start_s, end_s=end_s)
+                    record.spans[rank].append(span)
+    return max(record.clocks)
+
+
+def _cost(
+    replicas: Sequence[ReplicaPlan], ends: Sequence[float], *, synced_s: float, step_s: float
+) -> Cost:
+    """Split the step of the slowest replica into parts.
+
+    Compute is the busy time of its slowest stage; p2p is what the same pipeline would save with free links
+    (greedy orders can be a hair slower with faster links: then it is 0); bubble is the rest of its pipeline.
+    """
+    pipeline_s = max(ends)
+    slowest = replicas[list(ends).index(pipeline_s)]
+    stages = [stage_times(stage) for stage in slowest.stages]
+    compute_s = slowest.num_microbatches * max(s.forward_s + s.backward_s for s in stages)
+    p2p_s = 0.0
+    if any(stage.send_s > 0 for stage in stages[:-1]):
+        free = [replace(stage, send_s=0.0) for stage in stages]
+        p2p_s = max(0.0, pipeline_s - max(pipeline_ends(free, slowest.num_microbatches)))
+    return Cost(
+        step_s=step_s,
+        compute_s=compute_s,
+        bubble_s=max(0.0, pipeline_s - compute_s - p2p_s),
+        p2p_s=p2p_s,
+        sync_s=synced_s - pipeline_s,
+        optimizer_s=step_s - synced_s,
+    )

@@ -1,0 +1,150 @@
+"""Which ranks reduce which gradients together, and how long that takes. When it happens is decided in `step.py`.
+
+A unit is the embedding, a layer or the head. Units that are held by the same ranks travel in one bucket;
+every rank issues the buckets that it is part of in the one global order, head first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetrun import arch
+from hetrun.errors import ConfigError
+from hetrun.model import Link, LinkKind, ModelSpec, RankPlan, ReplicaPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that one group of ranks sums up; `units` in backward order, `ranks` ascending."""
+
+    units: tuple[str, ...]
+    ranks: tuple[int, ...]
+    num_bytes: int
+
+
+def gradient_buckets(
+    split_ranks: Sequence[RankPlan],
+    replicas: Sequence[ReplicaPlan],
+    model: ModelSpec,
+    dtype_bytes: int,
+) -> tuple[Bucket, ...]:
+    """Return the buckets of a step in the order in which all ranks issue them (backward order, head first).
+
+    With tied embeddings the matrix is the unit "embedding", held wherever embedding or head are, and "head"
+    is the final norm alone. What a single rank holds needs no sync and is left out.
+    """
+    known = {rank.rank for rank in split_ranks}
+    members: dict[tuple[int, ...], list[str]] = {}
+    for unit in _units_backward(model):
+        owners = tuple(sorted(_owners(unit, replicas, model)))
+        if not known.issuperset(owners):
+            raise ValueError(f"{unit} is held by ranks {list(owners)}, some of which are unknown")
+        if len(owners) > 1:
+            members.setdefault(owners, []).append(unit)
+    return tuple(
+        Bucket(
+            units=tuple(units),
+            ranks=owners,
+            num_bytes=dtype_bytes * sum(unit_parameters(unit, model) for unit in units),
+        )
+        for owners, units in members.items()
+    )
+
+
+def unit_parameters(unit: str, model: ModelSpec) -> int:
+    """Parameters of "embedding", "layer.N" or "head"."""
+    if unit == "embedding":
+        return arch.embedding_parameters(model)
+    if unit == "head":
+        return model.hidden_size if model.tied_embeddings else arch.head_parameters(model)
+    return arch.layer_parameters(model)
+
+
+def _units_backward(model: ModelSpec) -> Iterator[str]:
+    """Name all units in the order in which their gradients become ready."""
+    yield "head"
+    for layer in reversed(range(model.num_layers)):
+        yield f"layer.{layer}"
+    yield "embedding"
+
+
+def _owners(unit: str, replicas: Sequence[ReplicaPlan], model: ModelSpec) -> set[int]:
+    """Return the ranks that hold the parameters of a unit."""
+    owners: set[int] = set()
+    layer = int(unit.removeprefix("layer.")) if unit.startswith("layer.") else None
+    for replica in replicas:
+        for stage in replica.stages:
+            if layer is not None:
+                holds = stage.first_layer <= layer < stage.first_layer + stage.num_layers
+            elif unit == "head":
+                holds = stage.has_head
+            else:
+                holds = stage.has_embedding or (model.tied_embeddings and stage.has_head)
+            if holds:
+                owners.update(stage.ranks)
+    return owners
+
+
+def find_link(links: Sequence[Link], kind: LinkKind, a: str, b: str) -> Link:
+    """Return the figures of a link between vendors a and b; one that names both wins over one that says "any".
+
+    Raises:
+        ConfigError: there are none.
+    """
+    best: Link | None = None
+    best_named = -1
+    for link in links:
+        if link.kind is not kind:
+            continue
+        ways = ((a, b), (b, a))
+        if any(link.a in (None, x) and link.b in (None, y) for x, y in ways):
+            named = (link.a is not None) + (link.b is not None)
+            if named > best_named:
+                best, best_named = link, named
+    if best is None:
+        raise ConfigError(
+            f"no figures for the link {kind.value} between {a} and {b}",
+            hint="measure it with `hetrun profile`, or declare it under `links:` in the inventory",
+        )
+    return best
+
+
+def link_between(links: Sequence[Link], a: RankPlan, b: RankPlan) -> Link:
+    """Return the figures of the link between two ranks."""
+    if a.vendor != b.vendor:
+        kind = LinkKind.ACROSS
+    elif a.host != b.host:
+        kind = LinkKind.INSIDE_ISLAND
+    else:
+        kind = LinkKind.INSIDE_HOST
+    return find_link(links, kind, a.vendor, b.vendor)
+
+
+def all_reduce_s(num_bytes: float, ranks: Sequence[RankPlan], links: Sequence[Link]) -> float:
+    """Seconds of an all-reduce: a ring inside each vendor, all at once, then a ring of the vendors.
+
+    A ring of n does 2 (n - 1) hops (reduce-scatter, all-gather) with 1/n of the bytes in each.
+    """
+    hosts_of: dict[str, list[str]] = {}
+    for rank in ranks:
+        hosts_of.setdefault(rank.vendor, []).append(rank.host)
+    inside_s = 0.0
+    for vendor, hosts in hosts_of.items():
+        if len(hosts) > 1:
+            same = len(set(hosts)) == 1
+            kind = LinkKind.INSIDE_HOST if same else LinkKind.INSIDE_ISLAND
+            hop = [find_link(links, kind, vendor, vendor)]
+            inside_s = max(inside_s, _ring_s(num_bytes, len(hosts), hop))
+    vendors = sorted(hosts_of)
+    if len(vendors) == 1:
+        return inside_s
+    neighbours = zip(vendors, [*vendors[1:], vendors[0]], strict=True)
+    hops = [find_link(links, LinkKind.ACROSS, a, b) for a, b in neighbours]
+    return inside_s + _ring_s(num_bytes, len(vendors), hops)
+
+
+def _ring_s(num_bytes: float, size: int, hops: Sequence[Link]) -> float:
+    """Seconds of a ring all-reduce whose rounds last as long as their slowest hop."""
+    hop_s = max(hop.latency_s + num_bytes / size / hop.bytes_per_s for hop in hops)
+    return 2 * (size - 1) * hop_s
