@@ -1,0 +1,55 @@
+"""One function over many hosts at once; a dead host never stops the others. What is said to each is the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import TypeVar
+
+from hetrun.errors import HetrunError
+from hetrun.model import HostSpec
+from hetrun.transport import Transport
+from hetrun.transport.connect import open_transport
+
+T = TypeVar("T")
+
+MAX_AT_ONCE = 32  # hosts of one call; how many may be connecting per first hop stands in ssh.py
+
+
+def on_all(
+    specs: Sequence[HostSpec],
+    function: Callable[[Transport], T],
+    *,
+    progress: Callable[[str, T | HetrunError], None] | None = None,
+) -> dict[str, T | HetrunError]:
+    """Open each host, call the function on it, close it; return answers by host name in the order given.
+
+    `progress(host, answer)` is called in the caller's thread as each host is through. An error that is
+    not a HetrunError is a bug and is raised. Deadlines are the function's own.
+    """
+    transports = {spec.name: open_transport(spec) for spec in specs}
+    answers: dict[str, T | HetrunError] = {}
+    pool = ThreadPoolExecutor(max_workers=MAX_AT_ONCE, thread_name_prefix="on_all")
+    try:
+        futures: dict[Future[T | HetrunError], str] = {
+            pool.submit(_one, transport, function): host for host, transport in transports.items()
+        }
+        for future in as_completed(futures):
+            host = futures[future]
+            answers[host] = future.result()
+            if progress:
+                progress(host, answers[host])
+    finally:  # after Ctrl-C too: closing makes the threads that are still at work fail at once
+        pool.shutdown(wait=False, cancel_futures=True)
+        for transport in transports.values():
+            transport.close()
+    return {host: answers[host] for host in transports}
+
+
+def _one(transport: Transport, function: Callable[[Transport], T]) -> T | HetrunError:
+    try:
+        return function(transport)
+    except HetrunError as error:
+        return error
+    finally:
+        transport.close()
