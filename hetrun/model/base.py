@@ -21,10 +21,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Noun:
-    """Base of all dataclasses here: unknown keys in a file are refused when pydantic loads them."""
+    """Base of all dataclasses here: when pydantic loads a file, it refuses unknown keys, inf and nan."""
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, str | bool]] = {
+        "extra": "forbid",
+        "allow_inf_nan": False,
+    }
 
 
 def check_name(what: str, name: str) -> None:

@@ -10,7 +10,10 @@ from hetrun.model.inventory import EmulatedChip, HostSpec, Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device(Noun):
-    """One schedulable chip. `index` counts in the host, `vendor_index` is the vendor tool's own number."""
+    """One schedulable chip. `index` counts in the host, `vendor_index` is the vendor tool's own number.
+
+    `visible_id` is what the vendor's visible-devices variable takes for it.
+    """
 
     index: int
     vendor: str
@@ -20,6 +23,7 @@ class Device(Noun):
     driver: str | None = None
     bus_id: str | None = None
     uuid: str | None = None
+    visible_id: str | None = None
     emulated: EmulatedChip | None = None
 
 
@@ -45,6 +49,7 @@ class HostFacts(Noun):
     num_cores: int | None = None
     memory_bytes: int | None = None
     disk_free_bytes: int | None = None
+    shm_bytes: int | None = None  # size of /dev/shm
     clock_offset_s: float | None = None  # host clock minus controller clock
     python_path: str | None = None
     python_version: str | None = None
