@@ -1,0 +1,229 @@
+"""Vendor tools' answers, the PCI bus and device nodes -> the devices that a host offers. Reading a tool is left to `vendors/`.
+
+The PCI bus is the anchor: a device that it shows and no tool offers is a warning that names it, never silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from hetrun.model import Device, HostSpec, Quantity, Source
+from hetrun.probe.answer import Answer, last_line, plain
+from hetrun.probe.script import CPU, tool_sections
+from hetrun.vendors import FoundDevice, ToolAnswer, ToolError, Vendor, read_tool
+
+MAX_DEVICES = 512
+MAX_NAMED = 8
+UNKNOWN_MODEL = "unknown"
+_PCI_LINE = re.compile(r"([0-9a-f:.]{4,20}) 0x([0-9a-f]{4}) 0x([0-9a-f]{4}) 0x([0-9a-f]{6})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a host offers, and what is wrong with it."""
+
+    devices: tuple[Device, ...] = ()
+    warnings: tuple[str, ...] = ()
+    is_bare: bool = False  # neither a tool nor the bus shows any
+
+
+def emulated_devices(spec: HostSpec) -> tuple[Device, ...]:
+    """Return the devices that a host plays."""
+    chips = [chip for chip in spec.emulate for _ in range(chip.num_devices)]
+    return tuple(
+        Device(
+            index=index,
+            vendor=chip.vendor,
+            model=chip.model,
+            memory=Quantity(value=chip.memory_bytes, source=Source.MODELLED),
+            emulated=chip,
+        )
+        for index, chip in enumerate(chips)
+    )
+
+
+def cpu_devices(
+    spec: HostSpec, *, model: str | None, memory_bytes: int | None
+) -> tuple[Device, ...]:
+    """Return equal shares of the processor."""
+    share = None if memory_bytes is None else memory_bytes // spec.cpu_devices
+    why = f"one of {spec.cpu_devices} equal shares of the host's memory"
+    source = Source.ASSUMED if share is None else Source.MEASURED
+    return tuple(
+        Device(
+            index=index,
+            vendor=CPU,
+            model=model or UNKNOWN_MODEL,
+            memory=Quantity(value=share, source=source, why=why if share else "no /proc/meminfo"),
+        )
+        for index in range(spec.cpu_devices)
+    )
+
+
+def accelerators(
+    spec: HostSpec, answer: Answer, vendors: Mapping[str, Vendor], *, memory_bytes: int | None
+) -> Found:
+    """Return the accelerators of a host, in the order of vendors' names and their tools' numbers."""
+    bus = _on_bus(answer, vendors)
+    owner = {bus_id: name for name, functions in bus.items() for bus_id in functions}
+    devices: list[Device] = []
+    warnings: list[str] = []
+    for name, vendor in sorted(vendors.items()):
+        if name == CPU or not vendor.probe_commands:
+            continue
+        functions = bus.get(name, {})
+        best, words = _best(spec, answer, vendor)
+        # A look-alike tool may list another vendor's devices: the bus knows whose they are.
+        found = [item for item in best.devices if owner.get(item.bus_id or "", name) == name]
+        whole = [item for item in found if not item.partitions]
+        unified_bytes = memory_bytes if best.memory_fallback else None
+        devices += [
+            _device(
+                item,
+                vendor,
+                device_id=functions.get(item.bus_id or ""),
+                unified_bytes=unified_bytes,
+            )
+            for item in whole
+        ]
+        warnings += _tool_warnings(vendor, best, words, functions=functions, found=found)
+        if len(whole) < len(found):
+            what = f"{len(found) - len(whole)} of {len(found)} devices are split into partitions"
+            warnings.append(f"{vendor.title}: {what} and not offered; switch partitioning off")
+        if functions or found:
+            warnings += _node_warnings(vendor, answer)
+    if len(devices) > MAX_DEVICES:
+        warnings.append(f"{len(devices)} devices; only the first {MAX_DEVICES} are offered")
+    numbered = [replace(device, index=index) for index, device in enumerate(devices[:MAX_DEVICES])]
+    is_bare = not devices and not bus
+    return Found(devices=tuple(numbered), warnings=tuple(warnings), is_bare=is_bare)
+
+
+def _on_bus(answer: Answer, vendors: Mapping[str, Vendor]) -> dict[str, dict[str, str]]:
+    """Return vendor -> bus id -> device id of all accelerators on the PCI bus."""
+    found: dict[str, dict[str, str]] = {}
+    for line in answer.section("pci").lines:
+        match = _PCI_LINE.fullmatch(line.strip().lower())
+        if match is None:
+            continue
+        bus_id, maker, device_id, kind = match.groups()
+        for name, vendor in vendors.items():
+            if vendor.pci_ids.is_accelerator(maker, device_id, kind):
+                found.setdefault(name, {})[bus_id] = device_id
+                break
+    return found
+
+
+def _best(spec: HostSpec, answer: Answer, vendor: Vendor) -> tuple[ToolAnswer, str | None]:
+    """Return the answer of a vendor's commands that tells most, and the tool's own last words.
+
+    Devices count more than no devices, no error more than an error, any error more than a missing tool.
+    """
+    best = ToolAnswer(error=ToolError.TOOL_MISSING)
+    best_rank = (False, False, False)
+    words = None
+    for tool in tool_sections(spec, {vendor.name: vendor}):
+        section = answer.section(tool.section)
+        if section.rc is None:
+            continue
+        read = read_tool(
+            vendor.name,
+            tool.command.command,
+            stdout=section.stdout,
+            stderr=section.stderr,
+            rc=section.rc,
+        )
+        missing = read.error is ToolError.TOOL_MISSING
+        rank = (bool(read.devices), read.error is None, not missing)
+        if rank > best_rank:
+            best, best_rank = read, rank
+            words = last_line(section.stderr) or last_line(section.stdout)
+    return best, words
+
+
+def _device(
+    found: FoundDevice,
+    vendor: Vendor,
+    *,
+    device_id: str | None,
+    unified_bytes: int | None,
+) -> Device:
+    """Return a tool's device as a fact; what the tool does not tell comes from published tables, and says so."""
+    listed = vendor.pci_ids.devices.get(device_id or "")
+    model = plain(found.model, max_chars=64) or listed or UNKNOWN_MODEL
+    chip = vendor.find_model(found.model) or vendor.find_model(listed)
+    if found.memory_bytes is not None:
+        memory = Quantity(value=found.memory_bytes, source=Source.MEASURED)
+    elif unified_bytes is not None:
+        why = "the device shares the host's memory"
+        memory = Quantity(value=unified_bytes, source=Source.ASSUMED, why=why)
+    elif chip is not None and chip.memory_bytes is not None:
+        memory = Quantity(value=chip.memory_bytes, source=Source.SPEC, why=f"as {chip.name} has it")
+    else:
+        memory = Quantity(value=None, source=Source.ASSUMED, why="its tool does not tell")
+    return Device(
+        index=0,
+        vendor=vendor.name,
+        model=model,
+        memory=memory,
+        vendor_index=found.index,
+        driver=plain(found.driver, max_chars=64),
+        bus_id=plain(found.bus_id, max_chars=32),
+        uuid=plain(found.uuid, max_chars=96),
+        visible_id=plain(found.visible_id, max_chars=96),
+    )
+
+
+def _tool_warnings(
+    vendor: Vendor,
+    best: ToolAnswer,
+    words: str | None,
+    *,
+    functions: Mapping[str, str],
+    found: Sequence[FoundDevice],
+) -> list[str]:
+    """Say what a tool complains about, and which devices of the bus it does not show."""
+    warnings: list[str] = []
+    missing = best.error is ToolError.TOOL_MISSING
+    if best.error is not None and (functions or (best.devices and not missing)):
+        said = f" (it says: {words})" if words and not missing else ""
+        tools = " or ".join(vendor.tools)
+        warnings.append(f"{vendor.title}: {tools}: {best.error}{said}; {best.error.hint}")
+    shown = {item.bus_id for item in found if item.bus_id}
+    lost = [bus_id for bus_id in functions if bus_id not in shown]
+    num_unnamed = sum(item.bus_id is None for item in found)
+    if functions and len(lost) > num_unnamed:
+        names = ", ".join(lost[:MAX_NAMED]) + (", ..." if len(lost) > MAX_NAMED else "")
+        where = f"; not shown: {names}" if shown or not found else ""
+        warnings.append(
+            f"{vendor.title}: {len(functions)} on the PCI bus, {len(found)} in its tool{where}"
+        )
+    return warnings
+
+
+def _node_warnings(vendor: Vendor, answer: Answer) -> list[str]:
+    """Say which device nodes this user cannot open, or that there are none."""
+    if not vendor.device_nodes:
+        return []
+    closed: list[str] = []
+    num_nodes = 0
+    for line in answer.section("nodes").lines:
+        words = line.split()
+        if len(words) < 6 or not any(fnmatchcase(words[-1], node) for node in vendor.device_nodes):
+            continue
+        num_nodes += 1
+        if words[0] == "closed":
+            mode, user, group = words[1], words[3], words[4]
+            closed.append(plain(f"{words[-1]} ({mode} {user} {group})", max_chars=100) or "")
+    if not num_nodes:
+        nodes = ", ".join(vendor.device_nodes)
+        return [
+            f"{vendor.title}: no device node ({nodes}); is the driver loaded, the container given it?"
+        ]
+    if not closed:
+        return []
+    names = ", ".join(closed[:MAX_NAMED]) + (", ..." if len(closed) > MAX_NAMED else "")
+    return [f"{vendor.title}: this user may not open {names}; add it to that group"]

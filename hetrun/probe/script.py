@@ -1,0 +1,229 @@
+"""The one sh script that a host runs. What its answer means is decided in `answer.py` and beside it.
+
+Plain POSIX sh, no Python needed. Nothing in it may hang: each command has closed input, its own output
+files with a size limit, and a time limit that holds even where a wedged driver makes it unkillable.
+Values of the user's `env` are exported by the script itself, so that no process list shows them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hetrun.model import HostSpec
+from hetrun.vendors import ProbeCommand, Vendor
+
+CPU = "cpu"
+TOOL_TIMEOUT_S = 15
+PYTHON_TIMEOUT_S = 60
+BASE_TIMEOUT_S = 5
+MAX_COMMANDS_PER_VENDOR = 4
+SCRIPT_TIMEOUT_S = 120.0  # over all of the above
+MAX_STDOUT = 256 << 10
+MAX_STDERR = 8 << 10
+MAX_OUTPUT = 16 << 20
+
+_SAFE_PATH = re.compile(r"/[A-Za-z0-9._/*?+\[\]-]*")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+
+_PRELUDE = r"""
+LC_ALL=C; LANG=C; export LC_ALL LANG; unset LANGUAGE
+t_start=$(date +%s.%N)
+umask 077
+d=
+for base in /dev/shm "${TMPDIR:-/tmp}" /tmp /var/tmp "$HOME"; do
+  d=$base/hetrun-probe.$nonce
+  (mkdir "$d" && echo 1 >"$d/x") 2>/dev/null && [ -s "$d/x" ] && break
+  rm -rf "$d" 2>/dev/null
+  d=
+done
+if [ -z "$d" ]; then printf '\n%s full\n' "$nonce"; exit 1; fi
+trap 'rm -rf "$d"' 0
+trap 'exit 1' HUP INT TERM
+guard=none
+if timeout -k 1 5 true 2>/dev/null; then guard=timeout
+elif setsid true 2>/dev/null; then guard=setsid; fi
+run() { # name, seconds, command: fills $d/name.out, .err and .rc, and returns in time whatever happens
+  (
+    exec </dev/null >"$d/$1.out" 2>"$d/$1.err"
+    ulimit -f 4096
+    text="$3
+exit \$?"
+    case $guard in
+    timeout) exec timeout -k 1 "$2" sh -c "$text" ;;
+    setsid) exec setsid sh -c "$text" ;;
+    *) exec sh -c "$text" ;;
+    esac
+  ) &
+  p=$!
+  (
+    s=
+    trap 'kill $s; exit 0' TERM
+    sleep "$(($2 + 2))" & s=$!
+    wait $s
+    echo 1 >"$d/$1.late"
+    kill -9 -$p || kill -9 $p
+  ) </dev/null >/dev/null 2>&1 &
+  w=$!
+  wait $p
+  rc=$?
+  kill $w
+  wait $w
+  if [ -f "$d/$1.late" ]; then rc=124; fi
+  echo $rc >"$d/$1.rc"
+} 2>/dev/null
+tool() { # name, tool, command: runs the command if there is such a tool
+  if command -v "$2" >/dev/null 2>&1; then run "$1" "$tool_timeout" "$3"; else echo 127 >"$d/$1.rc"; fi
+}
+show() { # name: prints what the command left
+  rc=; size=0
+  if [ -f "$d/$1.rc" ]; then read -r rc <"$d/$1.rc"; fi
+  if [ -s "$d/$1.out" ]; then size=$(wc -c <"$d/$1.out"); fi
+  printf '\n%s out %s %s %s\n' "$nonce" "$1" "${rc:-none}" "${size:-0}"
+  if [ -s "$d/$1.out" ]; then head -c "$max_stdout" "$d/$1.out"; fi
+  if [ -s "$d/$1.err" ]; then
+    printf '\n%s err %s\n' "$nonce" "$1"
+    head -c "$max_stderr" "$d/$1.err"
+  fi
+}
+"""
+
+# Section name -> command. Each reads the kernel's own files where a container may lack the tool.
+_BASE: Mapping[str, str] = {
+    "kernel": "uname -srm",
+    "cores": "nproc || getconf _NPROCESSORS_ONLN || grep -c ^processor /proc/cpuinfo",
+    "cpuinfo": "grep -m 1 -i '^model name' /proc/cpuinfo",
+    "memory": "grep -m 1 ^MemTotal: /proc/meminfo; cat /sys/fs/cgroup/memory.max "
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null; true",
+    "shm": "df -kP /dev/shm",
+    "pci": 'for f in /sys/bus/pci/devices/*; do [ -r "$f/class" ] || continue; '
+    'read -r v <"$f/vendor"; read -r i <"$f/device"; read -r c <"$f/class"; '
+    'echo "${f##*/} $v $i $c"; done',
+    "nics": 'for f in /sys/class/net/*; do [ -e "$f/mtu" ] || continue; mtu=; state=; speed=; '
+    'read -r mtu <"$f/mtu"; read -r state <"$f/operstate"; read -r speed <"$f/speed"; '
+    'echo "${f##*/} ${mtu:-0} ${state:-unknown} ${speed:--1}"; done 2>/dev/null; true',
+    "addresses": "ip -j addr || ip addr",
+    "routes": "cat /proc/net/route; echo; grep -B 1 'host LOCAL' /proc/net/fib_trie; echo; "
+    "cat /proc/net/if_inet6 2>/dev/null; true",
+}
+
+# torch may print on its own, so the answer is one line that is JSON.
+_PYTHON = """
+import json, sys
+found = {"path": sys.executable, "version": ".".join(str(part) for part in sys.version_info[:3])}
+try:
+    import torch
+    found["torch"] = str(torch.__version__)
+except BaseException as error:
+    found["torch_error"] = type(error).__name__ + ": " + str(error)
+try:
+    import importlib.util
+    found["plugins"] = [name for name in sys.argv[1:] if importlib.util.find_spec(name.split(".")[0])]
+except BaseException as error:
+    found["plugins_error"] = type(error).__name__ + ": " + str(error)
+sys.stdout.write("\\n" + json.dumps(found) + "\\n")
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSection:
+    """Where the answer of one vendor command will stand."""
+
+    section: str
+    vendor: str
+    command: ProbeCommand
+
+
+def tool_sections(spec: HostSpec, vendors: Mapping[str, Vendor]) -> tuple[ToolSection, ...]:
+    """Return the commands of all vendors with the names of their sections, in a fixed order.
+
+    A host that plays emulated chips is not asked for real ones, only for its processor.
+    """
+    return tuple(
+        ToolSection(section=f"tool-{name}-{index}", vendor=name, command=command)
+        for name, vendor in sorted(vendors.items())
+        if name == CPU or not spec.emulate
+        for index, command in enumerate(vendor.probe_commands[:MAX_COMMANDS_PER_VENDOR])
+    )
+
+
+def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -> str:
+    """Return the script for one host; `nonce` marks its sections, so that no output can forge one.
+
+    Vendor tools run beside each other, the commands of one vendor after each other (some drivers take few
+    clients at a time).
+    """
+    lanes = [[_run(name, BASE_TIMEOUT_S, command) for name, command in _base(spec, vendors)]]
+    lanes.append([_run("python", PYTHON_TIMEOUT_S, _python_command(spec, vendors))])
+    tools = tool_sections(spec, vendors)
+    for vendor in dict.fromkeys(tool.vendor for tool in tools):
+        mine = [tool for tool in tools if tool.vendor == vendor]
+        lanes.append([line for tool in mine for line in _tool(tool, spec)])
+    names = [name for name, _ in _base(spec, vendors)]
+    names += ["python", *(tool.section for tool in tools)]
+    lines = [f"nonce={shlex.quote(nonce)}", f"tool_timeout={TOOL_TIMEOUT_S}"]
+    lines += [f"max_stdout={MAX_STDOUT}", f"max_stderr={MAX_STDERR}"]
+    lines += [f"{key}={shlex.quote(value)}; export {key}" for key, value in spec.env.items()]
+    lines.append(_PRELUDE)
+    lines.append("lanes=")
+    for lane in lanes:
+        lines += ["(", *lane, ') </dev/null >/dev/null 2>&1 & lanes="$lanes $!"']
+    lines.append("wait $lanes")
+    lines += [f"for name in {' '.join(names)}; do show $name; done"]
+    lines.append("t_end=$(date +%s.%N)")
+    lines.append('printf \'\\n%s end %s %s\\n\' "$nonce" "$t_start" "$t_end"')
+    return "\n".join(lines) + "\n"
+
+
+def _run(name: str, timeout_s: int, command: str) -> str:
+    return f"run {name} {timeout_s} {shlex.quote(command)}"
+
+
+def _base(spec: HostSpec, vendors: Mapping[str, Vendor]) -> list[tuple[str, str]]:
+    """Return sections that need no vendor tool."""
+    work_dir = shlex.quote(spec.work_dir) if spec.work_dir else '"${XDG_CACHE_HOME:-$HOME/.cache}"'
+    found = dict(_BASE)
+    found["disk"] = (
+        f'w={work_dir}; while [ -n "$w" ] && [ ! -e "$w" ]; do w=${{w%/*}}; done; df -kP "${{w:-/}}"'
+    )
+    patterns = _safe(node for vendor in vendors.values() for node in vendor.device_nodes)
+    found["nodes"] = (
+        f'for f in {" ".join(patterns)}; do [ -e "$f" ] || continue; [ -d "$f" ] && continue; '
+        'o=closed; [ -r "$f" ] && [ -w "$f" ] && o=open; echo "$o $(ls -ld "$f")"; done'
+    )
+    if spec.emulate:
+        del found["pci"], found["nodes"]
+    return list(found.items())
+
+
+def _tool(tool: ToolSection, spec: HostSpec) -> list[str]:
+    """Return the lines that run one vendor command, with the vendor's own folders after PATH."""
+    lines = []
+    if folders := _safe(tool.command.paths):
+        lines.append(f'for f in {" ".join(folders)}; do [ -d "$f" ] && PATH=$PATH:$f; done')
+    command = _activated(spec, tool.command.command)
+    first = tool.command.command.split()[0]
+    if _TOOL_NAME.fullmatch(first):
+        lines.append(f"tool {tool.section} {first} {shlex.quote(command)}")
+    else:
+        lines.append(_run(tool.section, TOOL_TIMEOUT_S, command))
+    return lines
+
+
+def _python_command(spec: HostSpec, vendors: Mapping[str, Vendor]) -> str:
+    plugins = sorted({vendor.torch_plugin for vendor in vendors.values() if vendor.torch_plugin})
+    return _activated(spec, shlex.join([spec.python, "-c", _PYTHON, *plugins]))
+
+
+def _activated(spec: HostSpec, command: str) -> str:
+    """Return the command with the host's activation script sourced before it, as a run does it."""
+    if spec.activate is None:
+        return command
+    return f". {shlex.quote(spec.activate)} >/dev/null\n{command}"
+
+
+def _safe(patterns: Iterable[str]) -> list[str]:
+    """Return patterns that hold nothing but path characters; they stand unquoted, to be expanded."""
+    return sorted({pattern for pattern in patterns if _SAFE_PATH.fullmatch(pattern)})
