@@ -17,6 +17,7 @@ from hetrun.model import HostSpec
 
 # What an outer torchrun, if any, told this process about its own job; it must not reach ours.
 _OUTER_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+_GRACE_S = 8.0  # for a guard, to end its job
 _OUTER_JOB_PREFIXES = ("MASTER_", "TORCHELASTIC_", "ROLE_", "GROUP_WORLD_")
 
 
@@ -69,11 +70,14 @@ class LocalChannel:
             return None
 
     def close(self) -> None:
-        """Kill the shell and its process group."""
+        """End the shell and its process group: asked first, since a guard has to clean up, then killed."""
         self.close_stdin()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(timeout=10)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=_GRACE_S)
         for pipe in (self._process.stdout, self._process.stderr):
             self._pipe(pipe).close()
 
