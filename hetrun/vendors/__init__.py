@@ -27,8 +27,10 @@ from hetrun.vendors._read.answer import (
     ToolError,
 )
 from hetrun.vendors._read.finish import read
-from hetrun.vendors._read.run import ToolRun, tool_run
+from hetrun.vendors._read.run import ToolRun, clean, tool_run
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
+from hetrun.vendors.pci import scan_pci as _scan_pci
+from hetrun.vendors.rdma import rocev2_gids
 
 __all__ = [
     "Chip",
@@ -50,6 +52,8 @@ __all__ = [
     "all_vendors",
     "get_vendor",
     "read_tool",
+    "rocev2_gids",
+    "scan_pci",
 ]
 
 
@@ -93,6 +97,11 @@ def get_vendor(name: str) -> Vendor:
     return vendor
 
 
+def scan_pci(listing: str) -> PciScan:
+    """Sort a PCI listing (lines 'address 0xvendor 0xdevice 0xclass', or lspci -n / -nn) by vendor."""
+    return _scan_pci(listing, all_vendors().values())
+
+
 def read_tool(
     vendor: str,
     command: str,
@@ -104,8 +113,25 @@ def read_tool(
     """Read what a vendor's tool printed. Never raises: what cannot be read is an error class.
 
     `stdout` must be whole, with its last newline: text that stops inside a line is taken as cut.
+    "pci" and "rdma" stand for the two listings that belong to no vendor.
     """
+    if vendor in ("pci", "rdma"):
+        return _read_listing(vendor, clean(stdout)[0])
     known = all_vendors().get(vendor)
     if known is None:
         return ToolAnswer(error=ToolError.TOOL_USAGE, warnings=("vendor_unknown",))
     return read(known, tool_run(known.tools, command, stdout=stdout, stderr=stderr, rc=rc))
+
+
+def _read_listing(name: str, text: str) -> ToolAnswer:
+    """Wrap the answer of `scan_pci` or `rocev2_gids`; a listing without any line for us is an error."""
+    if name == "rdma":
+        ports = rocev2_gids(text)
+        return ToolAnswer(rdma=ports, error=None if ports else _nothing(text))
+    scan = scan_pci(text)
+    found = scan.accelerators or scan.nics or scan.ignored
+    return ToolAnswer(pci=scan, error=None if found else _nothing(text))
+
+
+def _nothing(text: str) -> ToolError:
+    return ToolError.TOOL_USAGE if text.strip() else ToolError.NO_DEVICES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from xml.etree import ElementTree
 
 from hetrun.vendors._read import text
@@ -55,7 +55,52 @@ def read_blocks(lines: Sequence[str], starts: tuple[str, ...]) -> tuple[Block, l
     return head, blocks
 
 
-def read_smi_xml(run: ToolRun, tag: str = "gpu") -> ToolAnswer | None:
+def read_smi_text(run: ToolRun, start: str) -> ToolAnswer | None:
+    """Read the log that nvidia-smi and its look-alikes write with `-q`: one block per 'GPU <address>'."""
+    head, blocks = read_blocks(complete_lines(run), (start,))
+    blocks = [block for block in blocks if text.bdf(block.title)]
+    if not blocks:
+        return None
+    told = text.number(head.get(f"attached {start.strip().lower()}s"))
+    driver = text.version((head.get("kmd version", "driver version") or "").partition(" ")[0])
+    warnings: list[str] = []
+    devices: list[FoundDevice] = []
+    for at, block in enumerate(blocks):
+        minor = text.index(block.get("minor number"))
+        memory = text.memory(block.get("fb memory usage/total", "memory usage/total"))
+        name = text.name(block.get("product name"))
+        if name is None or (memory is None and at == len(blocks) - 1 and not _tells_memory(block)):
+            continue  # the text stops inside this block
+        warnings += [] if memory else ["memory_unknown"]
+        device = FoundDevice(
+            index=at if told == len(blocks) or minor is None else minor,
+            model=name,
+            memory_bytes=memory,
+            driver=driver,
+            bus_id=text.bdf(block.title),
+            uuid=text.value(block.get("gpu uuid", "xpu uuid", "uuid")),
+        )
+        devices.append(device)
+    return _counted(devices, told if told != len(blocks) else None, len(blocks), warnings)
+
+
+def _tells_memory(block: Block) -> bool:
+    return block.get("fb memory usage/total", "memory usage/total") is not None
+
+
+def _counted(
+    devices: Sequence[FoundDevice], told: int | None, num_blocks: int, warnings: Sequence[str]
+) -> ToolAnswer:
+    """Add an error if blocks were cut, or fewer stand there than the tool says (unless one was asked for)."""
+    missing = len(devices) < num_blocks or (told is not None and 1 < num_blocks < told)
+    return ToolAnswer(
+        devices=tuple(devices),
+        error=ToolError.PARTIAL_DEVICE_ERROR if missing else None,
+        warnings=tuple(warnings),
+    )
+
+
+def read_smi_xml(run: ToolRun) -> ToolAnswer | None:
     """Read the log that nvidia-smi and its look-alikes write with `-q -x`; None if there is none whole.
 
     Devices stand in order of their index, which the log does not give.
@@ -67,31 +112,33 @@ def read_smi_xml(run: ToolRun, tag: str = "gpu") -> ToolAnswer | None:
         root = ElementTree.fromstring(run.stdout[start:])
     except (ElementTree.ParseError, ValueError):
         return None
-    driver = text.version(root.findtext("driver_version"))
-    nodes = root.findall(tag)
-    told = text.number(root.findtext(f"attached_{tag}s"))
+    nodes = root.findall("gpu") or root.findall("xpu")
+    told = text.number(root.findtext("attached_gpus") or root.findtext("attached_xpus"))
+    version = root.findtext("kmd_version") or root.findtext("driver_version") or ""
+    driver = text.version(version.strip().partition(" ")[0])
     warnings: list[str] = []
     devices = []
     for at, node in enumerate(nodes):
-        total = node.findtext("fb_memory_usage/total")
-        memory = text.memory(total)
-        if memory is None:
-            warnings.append("memory_unknown")
-        if (node.findtext("mig_mode/current_mig") or "").strip() == "Enabled":
-            warnings.append("mig_enabled")
-        device = FoundDevice(
-            index=at,
-            model=text.name(node.findtext("product_name")),
-            memory_bytes=memory,
-            driver=driver,
-            bus_id=text.bdf(node.get("id") or node.findtext("pci/pci_bus_id")),
-            uuid=text.value(node.findtext("uuid")),
-            health="err" if any(text.is_broken(leaf.text or "") for leaf in node.iter()) else None,
-        )
+        device = replace(_xml_device(node, at), driver=driver)
+        warnings += ["memory_unknown"] if device.memory_bytes is None else []
+        mig = (node.findtext("mig_mode/current_mig") or "").strip()
+        warnings += ["mig_enabled"] if mig == "Enabled" else []
         devices.append(device)
-    complete = told is None or told == len(devices)
-    return ToolAnswer(
-        devices=tuple(devices),
-        error=None if complete else ToolError.PARTIAL_DEVICE_ERROR,
-        warnings=tuple(warnings),
+    if not devices and told is None:
+        return None
+    if not devices:
+        return ToolAnswer(error=ToolError.NO_DEVICES)
+    return _counted(devices, None, told or len(devices), warnings)
+
+
+def _xml_device(node: ElementTree.Element, number: int) -> FoundDevice:
+    ill = any(text.is_broken(leaf.text or "") for leaf in node.iter())
+    total = node.findtext("fb_memory_usage/total") or node.findtext("memory_usage/total")
+    return FoundDevice(
+        index=number,
+        model=text.name(node.findtext("product_name")),
+        memory_bytes=text.memory(total),
+        bus_id=text.bdf(node.get("id") or node.findtext("pci/pci_bus_id")),
+        uuid=text.value(node.findtext("uuid")),
+        health="err" if ill else None,
     )

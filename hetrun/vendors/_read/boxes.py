@@ -10,7 +10,9 @@ from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
 from hetrun.vendors._read.run import ToolRun
 
-_PAIR = re.compile(r"([0-9]{1,12})\s{0,4}([KMG]i?B)?\s{0,4}/\s{0,12}([0-9]{1,12})\s{0,4}([KMG]i?B)")
+PAIR = re.compile(  # used / total
+    r"(?<![0-9.])[0-9]{1,12}\s{0,4}(?:[KMG]i?[Bb])?\s{0,4}/\s{0,12}([0-9]{1,12}\s{0,4}[KMG]i?[Bb])\b"
+)
 _INDEX = re.compile(r"([0-9]{1,4})(?:\s{1,8}|$)")
 _ROW_START = re.compile(r"\s{0,8}\|\s{1,8}[0-9]{1,4}\s{1,8}\S")
 _PERSISTENCE = ("On", "Off", "N/A", "ERR!")
@@ -74,7 +76,7 @@ def _records(lines: Sequence[str]) -> list[list[tuple[str, ...]]]:
     is_open = False
     for line in lines:
         row = None if is_border(line) else cells(line)
-        if row is not None and row[0].startswith("Process"):
+        if row is not None and row[0].startswith(("Process", "Compute Process")):
             break
         if row is None:
             is_open = False
@@ -95,13 +97,13 @@ def _device(rows: Sequence[Sequence[str]]) -> FoundDevice | None:
     number = _INDEX.match(rows[0][0])
     if number is None or not _tells_memory(rows[1]):
         return None
-    pairs = [pair for cell in rows[1] if (pair := _PAIR.search(cell))]
+    pairs = [pair for cell in rows[1] if (pair := PAIR.search(cell))]
     model = _model(rows[0][0][number.end() :].strip())
     ill = any("ERR!" in cell for row in rows[:2] for cell in row)
     return FoundDevice(
         index=int(number[1]),
         model=text.name(model),
-        memory_bytes=text.memory(f"{pairs[0][3]} {pairs[0][4]}") if pairs else None,
+        memory_bytes=text.memory(pairs[0][1]) if pairs else None,
         bus_id=text.bdf(rows[0][1]),
         model_truncated=model.endswith("..."),
         health="err" if ill else None,
@@ -109,7 +111,7 @@ def _device(rows: Sequence[Sequence[str]]) -> FoundDevice | None:
 
 
 def _tells_memory(row: Sequence[str]) -> bool:
-    return any(_PAIR.search(cell) for cell in row) or any(
+    return any(PAIR.search(cell) for cell in row) or any(
         text.is_unknown(cell) or text.is_broken(cell) for cell in row[1:]
     )
 

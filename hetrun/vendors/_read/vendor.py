@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hetrun.model import MIB, Quantity, Source
 from hetrun.vendors._read.answer import ToolAnswer, ToolError
 from hetrun.vendors._read.run import ToolRun
 
@@ -19,7 +20,7 @@ class Confidence(str, Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProbeCommand:
     """Shell text that asks one tool, and directories to search after PATH."""
 
@@ -36,11 +37,12 @@ class PciIds:
     """
 
     vendors: tuple[str, ...] = ()
+    company: str = ""  # as it is called where it makes other parts too
     devices: Mapping[str, str] = field(default_factory=dict)  # device id -> chip
     classes: tuple[str, ...] = ("0300", "0302", "0380", "1200")
-    skip: frozenset[str] = frozenset()
+    skip: Mapping[str, str] = field(default_factory=dict)  # device id -> what it is instead
     known_only: bool = False
-    others: str = ""  # how this vendor's other functions are called, such as "cpu bridges"
+    others: str = ""  # what functions of other classes are, such as "cpu bridges"
 
     def is_accelerator(self, vendor: str, device: str, pci_class: str) -> bool:
         """Decide for one function, by its three ids."""
@@ -51,18 +53,38 @@ class PciIds:
         return not self.known_only and pci_class.startswith(self.classes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chip:
-    """Published figures of one chip (one device, not one board). None where nobody knows."""
+    """Published figures of one chip (one device, not one board), in the units of tables. None = nobody knows."""
 
     name: str
-    match: tuple[str, ...]  # lower-case parts of the names that tools print; the longest match wins
-    memory_bytes: int | None = None  # as the tool shows it
-    peak_flops: float | None = None  # dense, per second
-    peak_dtype: str = "bf16"
-    bytes_per_s: float | None = None
-    source: str = ""
-    confidence: Confidence = Confidence.UNKNOWN
+    match: tuple[str, ...]  # lower-case words of the names that tools print; the longest match wins
+    memory_mib: int | None  # as the tool shows it
+    peak_tflops: float | None  # dense, in `dtype`
+    tb_per_s: float | None  # memory bandwidth
+    confidence: Confidence
+    source: str
+    dtype: str = "bf16"
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory size, as the tool shows it."""
+        return None if self.memory_mib is None else self.memory_mib * MIB
+
+    @property
+    def peak_flops(self) -> Quantity:
+        """Dense peak per second, with its source."""
+        value = None if self.peak_tflops is None else self.peak_tflops * 1e12
+        source = Source.SPEC if value is not None else Source.ASSUMED
+        why = f"{self.dtype}, {self.source}, confidence {self.confidence.value}"
+        return Quantity(
+            value=value, source=source, why=why if value is not None else "not published"
+        )
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Memory bandwidth."""
+        return None if self.tb_per_s is None else self.tb_per_s * 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,92 @@
+"""AWS Trainium and Inferentia, as `neuron-ls` shows them. It tells no model name: the PCI id does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hetrun.vendors._read import text
+from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
+from hetrun.vendors._read.jsontext import documents, items, record
+from hetrun.vendors._read.run import ToolRun
+from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
+
+
+def parse(run: ToolRun) -> ToolAnswer:
+    """Read `neuron-ls -j`: a list, or (newer tools) an object that holds it."""
+    for document in documents(run):
+        listed = record(document).get("neuron_devices", document)
+        if not isinstance(listed, list):
+            continue
+        if not listed:
+            return ToolAnswer(error=ToolError.NO_DEVICES)
+        devices = [device for item in items(listed) if (device := _device(item))]
+        if devices:
+            return _answer(tuple(devices), len(listed))
+    return ToolAnswer()
+
+
+def _answer(devices: tuple[FoundDevice, ...], num_told: int) -> ToolAnswer:
+    warnings = ["model_unknown"] if any(device.model is None for device in devices) else []
+    if any(device.memory_bytes is None for device in devices):
+        warnings.append("memory_unknown")
+    broken = len(devices) < num_told
+    return ToolAnswer(
+        devices=devices,
+        error=ToolError.PARTIAL_DEVICE_ERROR if broken else None,
+        warnings=tuple(warnings),
+    )
+
+
+def _device(item: Mapping[str, object]) -> FoundDevice | None:
+    number = text.index(item.get("neuron_device"))
+    if number is None:
+        return None
+    return FoundDevice(
+        index=number,
+        model=text.name(item.get("device_name")),
+        memory_bytes=text.memory(item.get("memory_size"), "B"),
+        bus_id=text.bdf(item.get("bdf")),
+        cores=text.number(item.get("nc_count")),
+    )
+
+
+_M, _NONE = Confidence.MEDIUM, Confidence.UNKNOWN
+
+VENDOR = Vendor(
+    name="neuron",
+    title="AWS Neuron",
+    parse=parse,
+    tools=("neuron-ls",),
+    probe_commands=(ProbeCommand("neuron-ls -j", ("/opt/aws/neuron/bin",)),),
+    torch_device="xla",
+    torch_plugin="torch_neuronx",
+    collective_backend="xla",
+    collective_family="neuron",
+    visible_devices_env="NEURON_RT_VISIBLE_CORES",
+    pci_ids=PciIds(
+        vendors=("1d0f",),
+        company="amazon",
+        devices={
+            "7064": "Inferentia",
+            "7164": "Trainium",
+            "7264": "Inferentia2",
+            "7364": "Trainium2",
+            "7564": "Trainium3",
+            "7565": "Trainium3",
+        },
+        known_only=True,
+    ),
+    device_nodes=("/dev/neuron[0-9]*",),
+    kernel_modules=("neuron",),
+    models=(
+        Chip("Trainium", ("trainium", "trn1"), 32768, 190, 0.82, _M, "95 per core, two cores"),
+        Chip("Trainium2", ("trainium2", "trn2"), 98304, 667, 2.9, _M, "vendor documentation"),
+        Chip("Inferentia2", ("inferentia2", "inf2"), 32768, None, None, _NONE, "not collected"),
+    ),
+    errors=(
+        ("no neuron device", ToolError.NO_DEVICES),
+        ("aws-neuronx-dkms", ToolError.DRIVER_MISSING),
+    ),
+    unverified=("device_nodes", "torch_plugin", "visible_devices_env", "errors"),
+    notes=("The visible-devices variable takes cores, not devices.",),
+)
