@@ -1,0 +1,242 @@
+"""The only place that writes to the terminal: data on stdout, talk on stderr. What tables hold is left to `tables.py`.
+
+Colour and live lines appear on terminals only, and never where NO_COLOR asks for none.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from hetrun import store
+from hetrun.cli.progress import HostProgress, LaunchView
+from hetrun.cli.results import plan_view, report_view
+from hetrun.cli.tables import cell, facts_view, profile_view
+from hetrun.errors import HetrunError
+from hetrun.model import Facts, Failure, Noun, Plan, Profile, RunOutcome, RunReport
+from hetrun.report.words import (
+    DONE,
+    count,
+    format_bytes,
+    format_percent,
+    format_quantity,
+    format_seconds,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = [
+    "format_bytes",
+    "format_percent",
+    "format_quantity",
+    "format_seconds",
+    "host_progress",
+    "live_view",
+    "print_json",
+    "print_text",
+    "set_up_logging",
+    "show_dry_run",
+    "show_error",
+    "show_facts",
+    "show_internal_error",
+    "show_outcome",
+    "show_plan",
+    "show_profile",
+    "show_report",
+]
+
+T = TypeVar("T", bound=Noun)
+
+PLAIN_WIDTH = 120  # of tables in a file or a pipe
+_MOST_FAILURES = 20
+_MOST_LINES = 20
+_MOST_CHARS = 1 << 20
+
+
+@functools.cache
+def talk() -> Console:
+    """Return the console on stderr; one for all, so that tables, warnings and live lines do not mix."""
+    plain = not sys.stderr.isatty() and "COLUMNS" not in os.environ
+    width = PLAIN_WIDTH if plain else None
+    return Console(stderr=True, markup=False, highlight=False, emoji=False, width=width)
+
+
+def print_text(text: str) -> None:
+    """Write one line of data to stdout."""
+    _write(text + "\n")
+
+
+def print_json(noun: Noun) -> None:
+    """Write an object to stdout as the JSON that was saved."""
+    _write(store.dumps(noun))
+
+
+def show_error(error: HetrunError) -> None:
+    """Say what went wrong and what to do next, on stderr."""
+    _say(Text.assemble(("error: ", "bold red"), printable(str(error))))
+    if error.hint:
+        _say(Text.assemble(("hint: ", "bold"), printable(error.hint)))
+
+
+def show_internal_error(error: BaseException) -> None:
+    """Say that hetrun itself failed, and how to show us where."""
+    what = f"{type(error).__name__}: {error}"
+    _say(Text.assemble(("error: ", "bold red"), f"this is a bug in hetrun: {printable(what)}"))
+    _say(
+        Text.assemble(
+            ("hint: ", "bold"), "run it again with HETRUN_DEBUG=1 and report the traceback"
+        )
+    )
+
+
+def show_facts(facts: Facts, path: Path, *, as_json: bool) -> None:
+    """Show what probe found."""
+    _show(facts, facts_view, path, as_json=as_json)
+
+
+def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
+    """Show what profile measured."""
+    _show(profile, profile_view, path, as_json=as_json)
+
+
+def show_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
+    """Show what plan chose."""
+    _show(plan, plan_view, path, as_json=as_json)
+
+
+def show_report(report: RunReport, run_dir: Path, *, as_json: bool) -> None:
+    """Show what the run was worth, and where the page is."""
+    _show(report, report_view, run_dir / "report.html", as_json=as_json)
+
+
+def show_outcome(outcome: RunOutcome, run_dir: Path, *, as_json: bool) -> None:
+    """Say how the run ended: root cause first, what followed below; the run folder goes to stdout."""
+    took = f"after {format_seconds(outcome.wall_s)}"
+    style = "bold green" if outcome.status == DONE else "bold red"
+    _say(cell(f"{outcome.status} {took}: {run_dir}", style))
+    if outcome.failures:
+        root, *others = outcome.failures
+        _say(cell(_failure("first failure: ", root), "red"))
+        for line in root.last_lines[-_MOST_LINES:]:
+            _say(cell(f"  | {line}"))
+        for failure in others[:_MOST_FAILURES]:
+            _say(cell(_failure("then: ", failure)))
+        if len(others) > _MOST_FAILURES:
+            _say(Text(f"and {count(len(others) - _MOST_FAILURES, 'more failure')}, in launch.json"))
+    for warning in outcome.warnings:
+        _say(cell(f"warning: {warning}", "yellow"))
+    for host in outcome.not_clean:
+        _say(cell(f"not clean: could not confirm that nothing is left running on {host}", "red"))
+    if as_json:
+        print_json(outcome)
+    else:
+        print_text(printable(str(run_dir)))
+
+
+def show_dry_run(commands: Sequence[DataclassInstance], *, as_json: bool) -> None:
+    """Show each host's files and exact command, on stdout; nothing was started."""
+    plain = [asdict(command) for command in commands]
+    if as_json:
+        _write(json.dumps(plain, indent=1, ensure_ascii=False, default=_as_text) + "\n")
+        return
+    for number, fields in enumerate(plain):
+        if number:
+            _write("\n")
+        for name, value in fields.items():
+            for line in _field_lines(name, value):
+                _write(printable(line, max_chars=_MOST_CHARS) + "\n")
+
+
+@contextmanager
+def host_progress(name: str, num_hosts: int) -> Iterator[HostProgress]:
+    """Show how many hosts are through while the block runs."""
+    progress = HostProgress(talk(), name, num_hosts)
+    with progress:
+        yield progress
+
+
+@contextmanager
+def live_view(plan: Plan) -> Iterator[LaunchView]:
+    """Show how far a run has got while the block runs; what it yields is launch's observer."""
+    view = LaunchView(talk(), plan, clock=time.monotonic)
+    with view:
+        yield view
+
+
+def set_up_logging(level: int) -> None:
+    """Write our own log records as lines on stderr; libraries stay silent, what they raise is reported."""
+    log = logging.getLogger("hetrun")
+    for handler in [handler for handler in log.handlers if isinstance(handler, _TalkHandler)]:
+        log.removeHandler(handler)
+    log.addHandler(_TalkHandler())
+    log.setLevel(level)
+
+
+class _TalkHandler(logging.Handler):
+    """Log records through the one console, so that they do not tear a live line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; a broken stderr is no reason to stop."""
+        try:
+            style = "yellow" if record.levelno >= logging.WARNING else "dim"
+            _say(cell(f"{record.levelname.lower()}: {record.getMessage()}", style))
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
+def _show(noun: T, view: Callable[[T], RenderableType], path: Path, *, as_json: bool) -> None:
+    """Tables on stderr, or the object on stdout."""
+    if as_json:
+        print_json(noun)
+        return
+    talk().print(view(noun))
+    _say(cell(f"saved: {path}", "dim"))
+
+
+def _field_lines(name: str, value: object) -> Iterator[str]:
+    """A command on one line as a shell takes it, files and variables one a line, the rest as it stands."""
+    if isinstance(value, (list, tuple)):
+        yield f"{name}: {shlex.join(_as_text(item) for item in value)}"
+    elif isinstance(value, dict):
+        yield f"{name}:"
+        for key, item in value.items():
+            lines = _as_text(item).splitlines() or [""]
+            yield f"  {key}: {lines[0]}"
+            yield from (f"    {line}" for line in lines[1:])
+    else:
+        yield f"{name}: {_as_text(value)}"
+
+
+def _as_text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _failure(start: str, failure: Failure) -> str:
+    rank = "" if failure.rank is None else f", rank {failure.rank}"
+    return f"{start}{failure.host}{rank}: {failure.what}"
+
+
+def _say(text: RenderableType) -> None:
+    talk().print(text, soft_wrap=True)  # the terminal wraps; a copied line stays one line
+
+
+def _write(text: str) -> None:
+    """Data is UTF-8 whatever the locale says, so that the next program can read it."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    sys.stdout.buffer.flush()

@@ -1,0 +1,190 @@
+"""Facts and profile as rich renderables, and what all tables share. Where they are written is left to `render.py`.
+
+Names and messages that came from hosts go through `cell`, so they are never read as markup nor as terminal controls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetrun.model import (
+    Device,
+    DeviceProfile,
+    Facts,
+    HostFacts,
+    Link,
+    Profile,
+    Quantity,
+    Source,
+)
+from hetrun.report.words import (
+    NOT_KNOWN,
+    count,
+    format_bytes,
+    format_flops,
+    format_percent,
+    format_quantity,
+    format_seconds,
+    printable,
+    some,
+)
+
+
+def cell(text: object, style: str = "") -> Text:
+    """Return one cell or line; whatever it says is shown as it stands, on one line."""
+    return Text(printable(str(text)).replace("\n", " ").replace("\t", " "), style=style)
+
+
+def facts_view(facts: Facts) -> RenderableType:
+    """Devices by host, hosts that did not answer, warnings."""
+    table = new_table("Host", "Vendor", "Model", ">Count", ">Memory", "Driver", "Interpreter")
+    for host in facts.hosts:
+        for row in _host_rows(host):
+            table.add_row(*row)
+    devices = [device for host in facts.hosts for device in host.devices]
+    vendors = {device.vendor for device in devices}
+    silent = [host for host in facts.hosts if host.error is not None]
+    summary = (
+        f"{count(len(facts.hosts), 'host')}, {count(len(devices), 'device')} "
+        f"of {count(len(vendors), 'vendor')}"
+    )
+    if silent:
+        summary += f"; {count(len(silent), 'host')} did not answer"
+    lines = [cell(f"{host.spec.name}: {host.error}", "red") for host in silent]
+    for host in facts.hosts:
+        notes = list(host.warnings)
+        if host.torch_error and not any("torch" in warning for warning in host.warnings):
+            notes.append(f"torch: {host.torch_error}")
+        lines += [cell(f"{host.spec.name}: {note}", "yellow") for note in notes]
+    return stack(table, Text(summary, style="bold"), *lines)
+
+
+def profile_view(profile: Profile) -> RenderableType:
+    """Figures per device model and per link, each with its source."""
+    devices = new_table(
+        "Vendor",
+        "Model",
+        "Hosts",
+        ">Rows",
+        ">Layer F",
+        ">Layer B",
+        ">Head F+B",
+        ">Spread",
+        ">Matmul",
+        ">Copy",
+        "Source",
+    )
+    for device in profile.devices:
+        for row in _timing_rows(device):
+            devices.add_row(*row)
+    links = new_table("Link", "Between", ">Latency", ">Rate", "Source")
+    for link in profile.links:
+        links.add_row(*_link_row(link))
+    note = Text(
+        "Seconds of one microbatch. Modelled figures are those that emulated chips declare.", "dim"
+    )
+    return stack(devices, links, note)
+
+
+def stack(*parts: RenderableType) -> Group:
+    """Return parts below each other, with an empty line after each table but the last part."""
+    spaced: list[RenderableType] = []
+    for part in parts:
+        if spaced and isinstance(spaced[-1], Table):
+            spaced.append(Text())
+        spaced.append(part)
+    return Group(*spaced)
+
+
+def new_table(*heads: str) -> Table:
+    """A plain table; heads that start with ">" stand on the right. Long cells fold, nothing is cut off."""
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False
+    )
+    for head in heads:
+        justify = "right" if head.startswith(">") else "left"
+        table.add_column(Text(head.removeprefix(">")), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def _host_rows(host: HostFacts) -> Iterable[tuple[Text, ...]]:
+    name = host.spec.name
+    interpreter = f"torch {host.torch_version}" if host.torch_version else "no torch"
+    if host.python_version:
+        interpreter = f"Python {host.python_version}, {interpreter}"
+    if host.error is not None:
+        yield cell(name), cell("no answer", "red"), *[cell("")] * 5
+        return
+    if not host.devices:
+        yield cell(name), cell("no device", "yellow"), *[cell("")] * 4, cell(interpreter)
+        return
+    kinds: dict[tuple[str, str, str, str], int] = {}
+    for device in host.devices:
+        key = _device_cells(device)
+        kinds[key] = kinds.get(key, 0) + 1
+    for index, (key, number) in enumerate(kinds.items()):
+        yield (
+            cell(name if index == 0 else ""),
+            cell(key[0]),
+            cell(key[1]),
+            cell(number),
+            cell(key[2]),
+            cell(key[3]),
+            cell(interpreter if index == 0 else ""),
+        )
+
+
+def _device_cells(device: Device) -> tuple[str, str, str, str]:
+    model = device.model or "unknown model"
+    if device.emulated is not None:
+        model = f"{model} (emulated)"
+    memory = format_quantity(device.memory, format_bytes)
+    return device.vendor, model, memory, device.driver or NOT_KNOWN
+
+
+def _timing_rows(device: DeviceProfile) -> Iterable[tuple[Text, ...]]:
+    for index, timing in enumerate(device.timings):
+        first = index == 0
+        yield (
+            cell(device.vendor if first else ""),
+            cell(device.model if first else ""),
+            cell(some(device.hosts, 3) if first else ""),
+            cell(timing.rows),
+            cell(format_seconds(timing.layer_forward_s)),
+            cell(format_seconds(timing.layer_backward_s)),
+            cell(format_seconds(timing.head_forward_s + timing.head_backward_s)),
+            cell(format_percent(timing.spread)),
+            cell(_ceiling(device, device.matmul_flops_per_s, format_flops) if first else ""),
+            cell(_ceiling(device, device.copy_bytes_per_s, _bytes_per_s) if first else ""),
+            cell(device.source.value if first else "", _source_style(device.source)),
+        )
+
+
+def _ceiling(device: DeviceProfile, quantity: Quantity, show: Callable[[float], str]) -> str:
+    """The quantity; its source is left out where it is the device's own, which has a column."""
+    if quantity.value is not None and quantity.source is device.source:
+        return show(quantity.value)
+    return format_quantity(quantity, show)
+
+
+def _bytes_per_s(rate: float) -> str:
+    return f"{format_bytes(rate)}/s"
+
+
+def _link_row(link: Link) -> tuple[Text, ...]:
+    between = f"{link.a or 'any'} - {link.b or 'any'}"
+    return (
+        cell(link.kind.value.replace("_", " ")),
+        cell(between),
+        cell(format_seconds(link.latency_s)),
+        cell(_bytes_per_s(link.bytes_per_s)),
+        cell(link.source.value, _source_style(link.source)),
+    )
+
+
+def _source_style(source: Source) -> str:
+    return "" if source is Source.MEASURED else "yellow"
