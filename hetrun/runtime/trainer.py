@@ -1,0 +1,231 @@
+"""One rank of a plan: its stage, its neighbours and its optimizer, one step at a time.
+
+Which steps are run and what is written about them is left to `loop.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hetrun.errors import ConfigError, JobError
+from hetrun.model import Plan, RankPlan, ReplicaPlan, Span, StagePlan, StepEvent, TrainSpec
+from hetrun.runtime.data import TokenStream
+from hetrun.runtime.device import TORCH_DTYPE, peak_memory_bytes, synchronize
+from hetrun.runtime.emulate import Clock, VirtualClock, WallClock, check_memory
+from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline
+from hetrun.runtime.groups import connect_neighbours, connect_sync, create_groups
+from hetrun.runtime.network import Stage
+from hetrun.schedule import simulate_pipeline
+from hetrun.schedule.step import stage_times
+
+LossScale = Callable[["MicrobatchShare"], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchShare:
+    """How much of a step one microbatch is."""
+
+    valid_tokens: int
+    batch_valid_tokens: int  # of the whole global batch
+    rows: int
+    batch_rows: int
+    replica: int
+    replica_valid_tokens: int
+    num_replicas: int
+    batch_microbatches: int  # of all replicas
+
+
+def per_valid_token(share: MicrobatchShare) -> float:
+    """Factor of a microbatch's summed loss: 1 / valid tokens of the global batch, however it is cut."""
+    return 1.0 / share.batch_valid_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one rank knows after a step."""
+
+    event: StepEvent
+    spans: tuple[Span, ...]
+
+
+class Trainer:
+    """One rank of a plan, connected to the others. The default process group must exist."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        *,
+        stream: TokenStream,
+        device: torch.device,
+        loss_scale: LossScale = per_valid_token,
+    ) -> None:
+        self.plan = plan
+        self.rank = plan.split.ranks[rank]
+        self.replica, self.stage_plan = find_stage(plan, self.rank)
+        self._stream = stream
+        self._device = device
+        self._loss_scale = loss_scale
+        recipe = plan.recipe
+        check_memory(self.stage_plan, self.rank)
+        self.stage = Stage(recipe.model, self.stage_plan, seq_len=recipe.data.seq_len).initialise(
+            seed=recipe.train.seed, device=device, dtype=TORCH_DTYPE[recipe.train.dtype]
+        )
+        self._optimizer = _adamw(self.stage, recipe.train)
+        self._clock: Clock = (
+            VirtualClock() if plan.emulated else WallClock(lambda: synchronize(device))
+        )
+        times = [stage_times(stage) for stage in self.replica.stages]
+        run = simulate_pipeline(times, self.replica.num_microbatches)
+        groups = create_groups(plan, self.rank)
+        self._engine = PipelineEngine(
+            self.stage,
+            self.stage_plan,
+            actions=run.actions[self.rank.stage],
+            neighbours=connect_neighbours(plan, self.rank, groups, device=device),
+            device=device,
+        )
+        self._sync = connect_sync(plan, self.rank, groups, stage=self.stage)
+
+    def step(self, number: int) -> StepResult:
+        """Run one optimizer step on rows [number * G, (number + 1) * G) of the stream."""
+        train = self.plan.recipe.train
+        batch_start = number * train.global_batch_rows
+        num_tokens = self._stream.num_valid_tokens(batch_start, train.global_batch_rows)
+        microbatches = self._microbatches(batch_start, num_tokens)
+        learning_rate = warmed_up(train, number)
+        clock = self._clock
+        clock.start_step()
+        timeline = Timeline(clock)
+        loss = self._engine.run(microbatches, timeline)
+        computed_s = clock.now_s()
+        self._sync.reduce(timeline)
+        totals = self._sync.totals(loss, timeline)
+        synced_s = clock.now_s()
+        if not (math.isfinite(totals.loss) and math.isfinite(totals.gradient_norm)):
+            raise JobError(
+                f"step {number}: loss {totals.loss}, gradient norm {totals.gradient_norm}",
+                hint="lower learning_rate, lengthen warmup_steps or set clip_norm in the recipe",
+            )
+        self._sync.clip(totals.gradient_norm, train.clip_norm)
+        self._update(learning_rate)
+        clock.spend(self.stage_plan.optimizer_s)
+        timeline.close_span("optimizer", None, synced_s)
+        slowest_s = max(s.optimizer_s for r in self.plan.split.replicas for s in r.stages)
+        clock.wait_until(synced_s + slowest_s)
+        step_s = clock.now_s()
+        busy_s = timeline.seconds("F", "B", "optimizer")
+        event = StepEvent(
+            rank=self.rank.rank,
+            step=number,
+            wall_s=time.time(),
+            step_s=step_s,
+            busy_s=busy_s,
+            communication_s=synced_s - computed_s,
+            idle_s=max(0.0, step_s - busy_s - (synced_s - computed_s)),
+            loss=totals.loss,
+            num_tokens=num_tokens,
+            grad_norm=totals.gradient_norm,
+            learning_rate=learning_rate,
+            peak_memory_bytes=self._peak_memory_bytes(),
+        )
+        return StepResult(event=event, spans=tuple(timeline.spans))
+
+    def parameters_sha(self) -> str:
+        """Hash over names and values of all parameters that this rank holds."""
+        digest = hashlib.sha256()
+        for name, parameter in sorted(self.stage.named_parameters()):
+            digest.update(name.encode())
+            digest.update(_bytes(parameter))
+        return digest.hexdigest()
+
+    def _microbatches(self, batch_start: int, num_tokens: int) -> list[Microbatch]:
+        """The replica's slice of the global batch; stages between the first and the last need no rows."""
+        replica, stage = self.replica, self.stage_plan
+        starts = [
+            batch_start + replica.first_row + index * replica.microbatch_rows
+            for index in range(replica.num_microbatches)
+        ]
+        if not (stage.has_embedding or stage.has_head):
+            return [Microbatch(None, 0.0)] * len(starts)
+        return [
+            Microbatch(
+                self._stream.rows(start, replica.microbatch_rows),
+                self._loss_scale(self._share(start, batch_start, num_tokens)),
+            )
+            for start in starts
+        ]
+
+    def _share(self, start: int, batch_start: int, num_tokens: int) -> MicrobatchShare:
+        replica, replicas = self.replica, self.plan.split.replicas
+        valid = self._stream.num_valid_tokens
+        return MicrobatchShare(
+            valid_tokens=valid(start, replica.microbatch_rows),
+            batch_valid_tokens=num_tokens,
+            rows=replica.microbatch_rows,
+            batch_rows=self.plan.recipe.train.global_batch_rows,
+            replica=self.rank.replica,
+            replica_valid_tokens=valid(batch_start + replica.first_row, replica.num_rows),
+            num_replicas=len(replicas),
+            batch_microbatches=sum(other.num_microbatches for other in replicas),
+        )
+
+    def _update(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _peak_memory_bytes(self) -> int | None:
+        """Measured on a real device, the plan's figure on an emulated chip, else unknown."""
+        if self.rank.emulated:
+            return self.stage_plan.memory_bytes
+        return peak_memory_bytes(self._device)
+
+
+def find_stage(plan: Plan, rank: RankPlan) -> tuple[ReplicaPlan, StagePlan]:
+    """Replica and stage of a rank.
+
+    Raises:
+        ConfigError: the plan puts the rank elsewhere, or several ranks on one stage.
+    """
+    replica = plan.split.replicas[rank.replica]
+    stage = replica.stages[rank.stage]
+    if stage.ranks != (rank.rank,):
+        raise ConfigError(
+            f"plan: stage {rank.stage} of replica {rank.replica} has ranks {list(stage.ranks)},"
+            f" need rank {rank.rank} alone",
+            hint="write it again: hetrun plan",
+        )
+    return replica, stage
+
+
+def warmed_up(train: TrainSpec, step: int) -> float:
+    """Learning rate of a step: linear up to `warmup_steps`, then constant."""
+    if step >= train.warmup_steps:
+        return train.learning_rate
+    return train.learning_rate * (step + 1) / train.warmup_steps
+
+
+def _adamw(stage: Stage, train: TrainSpec) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        stage.parameters(),
+        lr=train.learning_rate,
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+    )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """Raw bytes of a tensor; torch has no way for it without numpy, which a vendor's image may lack."""
+    held = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(held.data_ptr(), held.numel() * held.element_size())

@@ -1,0 +1,78 @@
+"""A plan changes who computes what, never what is computed: parameters equal those of a single process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetrun.model import ModelSpec
+from hetrun.runtime.trainer import LossScale, MicrobatchShare
+from tests.dist.plans import MODEL, Pipeline, make_plan
+from tests.dist.training import largest_difference, train_all, train_reference
+
+pytestmark = pytest.mark.dist
+
+TOLERANCE = 1e-10
+TIED = replace(MODEL, tied_embeddings=True)
+UNEVEN_DATA = (Pipeline((8,), 2, 5), Pipeline((8,), 1, 4), Pipeline((8,), 2, 1))
+UNEVEN_PIPELINE = (Pipeline((5, 2, 1), 2, 8),)
+BOTH = (Pipeline((5, 3), 2, 6), Pipeline((2, 3, 3), 1, 4))
+UNEQUAL_DEPTH = (Pipeline((6, 2), 2, 4), Pipeline((1, 3, 4), 1, 4), Pipeline((8,), 2, 2))
+
+
+@pytest.mark.parametrize("is_ragged", [False, True], ids=["full", "ragged"])
+@pytest.mark.parametrize(
+    ("pipelines", "model"),
+    [
+        pytest.param(UNEVEN_DATA, MODEL, id="rows-10-4-2"),
+        pytest.param(UNEVEN_PIPELINE, MODEL, id="layers-5-2-1"),
+        pytest.param(BOTH, MODEL, id="layers-5-3-and-2-3-3"),
+        pytest.param(UNEQUAL_DEPTH, MODEL, id="depths-2-3-1"),
+        pytest.param(UNEQUAL_DEPTH, TIED, id="tied-depths-2-3-1"),
+        pytest.param(UNEVEN_PIPELINE, TIED, id="tied-layers-5-2-1"),
+    ],
+)
+def test_any_split_trains_like_one_process(
+    pipelines: tuple[Pipeline, ...], model: ModelSpec, is_ragged: bool, tmp_path: Path
+) -> None:
+    plan = make_plan(pipelines, model=model)
+    reference = train_reference(plan, is_ragged=is_ragged)
+    answers = train_all(plan, tmp_path, is_ragged=is_ragged)
+    difference = largest_difference(answers, reference)
+    assert max(reference.gradient_norms) > 0.5  # clipping was at work
+    assert reference.losses[-1] < reference.losses[0] - 0.5
+    for answer in answers:
+        assert answer.losses == pytest.approx(reference.losses, rel=1e-11)
+        assert answer.gradient_norms == pytest.approx(reference.gradient_norms, rel=1e-9)
+    assert difference < TOLERANCE
+
+
+def by_rows(share: MicrobatchShare) -> float:
+    """Wrong: the mean of each microbatch, weighted by its rows."""
+    return share.rows / share.batch_rows / share.valid_tokens
+
+
+def mean_of_replicas(share: MicrobatchShare) -> float:
+    """Wrong: each replica's own mean, averaged as plain data parallelism does."""
+    return 1.0 / share.replica_valid_tokens / share.num_replicas
+
+
+def mean_of_microbatches(share: MicrobatchShare) -> float:
+    """Wrong: the mean of each microbatch, all microbatches alike."""
+    return 1.0 / share.valid_tokens / share.batch_microbatches
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "is_ragged"),
+    [(by_rows, True), (mean_of_replicas, False), (mean_of_microbatches, False)],
+)
+def test_comparison_catches_a_wrong_weighting(
+    loss_scale: LossScale, is_ragged: bool, tmp_path: Path
+) -> None:
+    plan = make_plan(UNEVEN_DATA)
+    reference = train_reference(plan, is_ragged=is_ragged)
+    answers = train_all(plan, tmp_path, is_ragged=is_ragged, loss_scale=loss_scale)
+    difference = largest_difference(answers, reference)
+    assert difference > 1e6 * TOLERANCE

@@ -1,0 +1,140 @@
+"""One reference and one comparison that all equality tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from hetrun.model import Plan, StagePlan
+from hetrun.runtime.data import TokenStream
+from hetrun.runtime.device import TORCH_DTYPE
+from hetrun.runtime.loop import join
+from hetrun.runtime.network import Stage
+from hetrun.runtime.trainer import LossScale, Trainer, per_valid_token, warmed_up
+from tests.dist.plans import SEQ_LEN
+from tests.dist.ranks import run_ranks
+
+TEXT = tuple(b"chapter %d: " % n + b"a rose is a rose is a rose. " * (20 + n) for n in range(6))
+
+
+def ragged(row: int) -> int:
+    """Valid targets of a row: 2 to SEQ_LEN, far from even over the replicas."""
+    return 2 + (row * row + 3 * row) % (SEQ_LEN - 1)
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """What one rank ended with."""
+
+    losses: list[float]
+    gradient_norms: list[float]
+    step_s: list[float]
+    spans: list[tuple[Any, ...]]
+    parameters: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one process, one batch and plain torch end with."""
+
+    losses: list[float]
+    gradient_norms: list[float]
+    parameters: dict[str, list[float]]
+
+
+def open_test_stream(plan: Plan, is_ragged: bool) -> TokenStream:
+    """The stream of a test; masks are ragged or full."""
+    return TokenStream(
+        TEXT,
+        seq_len=SEQ_LEN,
+        vocab_size=plan.recipe.model.vocab_size,
+        seed=plan.recipe.train.seed,
+        row_length=ragged if is_ragged else None,
+    )
+
+
+def train_rank(
+    rank: int, store_path: Path, plan: Plan, is_ragged: bool, loss_scale: LossScale
+) -> RankAnswer:
+    """Body of one rank's process."""
+    store = dist.FileStore(str(store_path), len(plan.split.ranks))
+    join(plan, plan.split.ranks[rank], store)
+    trainer = Trainer(
+        plan,
+        rank,
+        stream=open_test_stream(plan, is_ragged),
+        device=torch.device("cpu"),
+        loss_scale=loss_scale,
+    )
+    results = [trainer.step(step) for step in range(plan.recipe.train.steps)]
+    return RankAnswer(
+        losses=[result.event.loss for result in results],
+        gradient_norms=[result.event.grad_norm for result in results],
+        step_s=[result.event.step_s for result in results],
+        spans=[result.spans for result in results],
+        parameters=_values(trainer.stage),
+    )
+
+
+def train_all(
+    plan: Plan, folder: Path, *, is_ragged: bool, loss_scale: LossScale = per_valid_token
+) -> list[RankAnswer]:
+    """Run a plan in real processes."""
+    return run_ranks(train_rank, len(plan.split.ranks), folder, plan, is_ragged, loss_scale)
+
+
+def train_reference(plan: Plan, *, is_ragged: bool) -> Reference:
+    """A plain loop: the whole model, one batch, mean over valid tokens, torch's own clipping and AdamW."""
+    recipe, train = plan.recipe, plan.recipe.train
+    whole = StagePlan(
+        ranks=(0,), first_layer=0, num_layers=recipe.model.num_layers, has_embedding=True,
+        has_head=True, window=1, forward_s=0, backward_s=0, send_s=0, optimizer_s=0,
+        memory_bytes=0, memory_limit_bytes=None,
+    )  # fmt: skip
+    model = Stage(recipe.model, whole, seq_len=SEQ_LEN).initialise(
+        seed=train.seed, device=torch.device("cpu"), dtype=TORCH_DTYPE[train.dtype]
+    )
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+    )
+    stream = open_test_stream(plan, is_ragged)
+    losses, norms = [], []
+    for step in range(train.steps):
+        rows = stream.rows(step * train.global_batch_rows, train.global_batch_rows)
+        targets = rows.targets.masked_fill(rows.valid == 0, -100)
+        logits = model(rows.inputs)
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        assert train.clip_norm is not None
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm).item())
+        for group in optimizer.param_groups:
+            group["lr"] = warmed_up(train, step)
+        optimizer.step()
+        losses.append(loss.item())
+    return Reference(losses=losses, gradient_norms=norms, parameters=_values(model))
+
+
+def largest_difference(answers: Sequence[RankAnswer], reference: Reference) -> float:
+    """Largest difference of any parameter on any rank; fails if some parameter is held by nobody."""
+    held = {name for answer in answers for name in answer.parameters}
+    assert held == set(reference.parameters)
+    return max(
+        abs(a - b)
+        for answer in answers
+        for name, values in answer.parameters.items()
+        for a, b in zip(values, reference.parameters[name], strict=True)
+    )
+
+
+def _values(model: Stage) -> dict[str, list[float]]:
+    return {name: p.detach().flatten().tolist() for name, p in model.named_parameters()}
