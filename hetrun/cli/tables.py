@@ -91,10 +91,11 @@ def profile_view(profile: Profile) -> RenderableType:
 
 
 def stack(*parts: RenderableType) -> Group:
-    """Return parts below each other, with an empty line after each table but the last part."""
+    """Return parts below each other, tables with an empty line on both sides; a first line is their title."""
     spaced: list[RenderableType] = []
     for part in parts:
-        if spaced and isinstance(spaced[-1], Table):
+        is_below_text = isinstance(part, Table) and len(spaced) > 1
+        if spaced and (isinstance(spaced[-1], Table) or is_below_text):
             spaced.append(Text())
         spaced.append(part)
     return Group(*spaced)

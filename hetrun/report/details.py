@@ -24,6 +24,7 @@ _Ranked = TypeVar("_Ranked", RankUse, RankTrace)
 
 MOST_LANES = 64
 MOST_ROWS = 256
+_MOST_ROWS_ON_A_SHEET = 12
 _PARTS = (
     ("compute", "forwards and backwards of the slowest stage"),
     ("optimizer", "update of the parameters"),
@@ -99,7 +100,7 @@ def timeline_section(report: RunReport) -> Html | None:
     if without:
         note = f"{note.strip()} No trace of this step from rank {some(without)}."
     lanes = timeline(shown, [_label(use) for use in uses], [colours[use.vendor] for use in uses])
-    return _section("Timeline of a step", note, legend, lanes, class_="card long")
+    return _section("Timeline of a step", note, legend, lanes, class_=_card(len(shown)))
 
 
 def shares_section(report: RunReport) -> Html | None:
@@ -111,7 +112,7 @@ def shares_section(report: RunReport) -> Html | None:
     note = f"Mean over all steps but the first. {_shown(len(shown), len(report.ranks))}"
     bars = share_bars(shown, [_label(use) for use in shown], [colours[use.vendor] for use in shown])
     legend = _legend(shown, colours, spans=False)
-    return _section("Where each rank's time went", note, legend, bars, class_="card long")
+    return _section("Where each rank's time went", note, legend, bars, class_=_card(len(shown)))
 
 
 def stages_section(report: RunReport) -> Html | None:
@@ -128,7 +129,7 @@ def stages_section(report: RunReport) -> Html | None:
     if report.idle_devices:
         devices = f"Left idle, since they would not help: {some(report.idle_devices)}."
         idle = el("p", devices, class_="note")
-    return _section("The split", note, _table(heads, rows), idle, class_="card long")
+    return _section("The split", note, _table(heads, rows), idle, class_=_card(len(rows)))
 
 
 def baselines_section(report: RunReport) -> Html | None:
@@ -184,6 +185,11 @@ def vendor_colours(report: RunReport) -> dict[str, int]:
 def _section(title: str, note: str, *children: Child, class_: str = "card") -> Html:
     words = el("p", note.strip(), class_="note") if note else None
     return el("section", el("h2", title), words, *children, class_=class_)
+
+
+def _card(num_rows: int) -> str:
+    """A card that is kept on one sheet of paper unless it is long."""
+    return "card" if num_rows <= _MOST_ROWS_ON_A_SHEET else "card long"
 
 
 def _table(heads: Sequence[Child], rows: Sequence[Html], *, right: Sequence[int] = ()) -> Html:

@@ -56,10 +56,10 @@ def _about_the_end(
     if silent:
         hosts = sorted({rank.host for rank in silent})
         numbers = [rank.rank for rank in silent]
-        found.append(f"no events from rank {some(numbers)} ({some(hosts)}): not in any mean below")
+        found.append(f"no events from rank {some(numbers)} ({some(hosts)}): left out of all means")
     stepless = [rank for rank, sums in gathered.ranks.items() if sums.first is None]
     if stepless:
-        found.append(f"rank {some(stepless)} started but finished no step: not in any mean below")
+        found.append(f"rank {some(stepless)} started but finished no step: left out of all means")
     behind = [
         rank
         for rank, sums in gathered.ranks.items()

@@ -93,17 +93,22 @@ td .swatch{display:inline-block;vertical-align:-1px;margin-right:7px}
 .warnings li{margin:4px 0;overflow-wrap:anywhere}.warnings ul,.read ul{margin:6px 0 0;padding-left:20px}
 .read dt{font-weight:650;margin-top:8px}.read dd{margin:0;color:var(--soft);max-width:86ch}.read dl{margin:6px 0 0}
 footer{color:var(--soft);font-size:12.5px;margin-top:18px;overflow-wrap:anywhere}
-@media (max-width:760px){
+@media screen and (max-width:760px){
 main{padding:18px 12px 32px}h1{font-size:21px}.card{padding:14px 14px}
 .three{grid-template-columns:1fr;gap:22px}
 .lane,.lane.bars{grid-template-columns:minmax(0,1fr);margin:9px 0;gap:3px}
 .label i{display:inline;margin-left:6px}.shares{justify-items:start}.share{text-align:left}text.n{display:none}
 .facts{grid-template-columns:repeat(2,minmax(0,1fr))}.fact{padding:10px 12px}.fact .v{font-size:17px}
-.fact:last-child:nth-child(odd){grid-column:1/-1}table{min-width:540px}
+.fact:last-child:nth-child(odd){grid-column:1/-1}table{min-width:660px}
 }
 @media print{
-body{background:#fff;font-size:11pt}main{max-width:none;padding:0}.card,.facts,.banner{break-inside:avoid}
-.card.long{break-inside:auto}
+@page{margin:12mm}
+body{background:#fff;font-size:9.5pt}main{max-width:none;padding:0}h1{font-size:17pt}h2{font-size:12pt}
+.card,.facts,.banner,tr{break-inside:avoid}.card.long{break-inside:auto}h2{break-after:avoid}
+.card{padding:10px 12px;margin:8px 0}.three{gap:16px}.pair.run .val{font-size:15pt}.fact{padding:7px 10px}.fact .v{font-size:12pt}
+.lane{grid-template-columns:150px minmax(0,1fr)}.lane.bars{grid-template-columns:150px minmax(0,1fr) 265px}
+.facts{grid-template-columns:repeat(5,1fr)}.metric .pill{padding:0 6px;font-size:8pt}.note{font-size:9pt}td i,.def{font-size:8pt}
+.shares,table{font-size:8.5pt}text.n{display:none}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}.scroll{overflow:visible}.banner pre{max-height:none}
 }
 """

@@ -165,7 +165,7 @@ def test_missing_ranks_are_named_and_the_rest_is_reported(tmp_path: Path) -> Non
     (folder / "events" / "rank-0002.jsonl").unlink()
     report = build_report(folder)
     assert [use.rank for use in report.ranks] == [0, 1, 3]
-    assert "no events from rank 2 (b1): not in any mean below" in report.warnings
+    assert "no events from rank 2 (b1): left out of all means" in report.warnings
     assert report.stages[2].busy is None
 
 
