@@ -52,9 +52,9 @@ run() { # name, seconds, command: fills $d/name.out, .err and .rc, and returns i
     text="$3
 exit \$?"
     case $guard in
-    timeout) exec timeout -k 1 "$2" sh -c "$text" ;;
-    setsid) exec setsid sh -c "$text" ;;
-    *) exec sh -c "$text" ;;
+    timeout) exec timeout -k 1 "$2" "$shell" -c "$text" ;;
+    setsid) exec setsid "$shell" -c "$text" ;;
+    *) exec "$shell" -c "$text" ;; # kills no grandchildren, but waits for none either
     esac
   ) &
   p=$!
@@ -166,7 +166,8 @@ def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -
     lines = [f"nonce={shlex.quote(nonce)}", f"tool_timeout={TOOL_TIMEOUT_S}"]
     lines += [f"max_stdout={MAX_STDOUT}", f"max_stderr={MAX_STDERR}"]
     lines += [f"{key}={shlex.quote(value)}; export {key}" for key, value in spec.env.items()]
-    lines.append(_PRELUDE)
+    shell = "$(command -v bash || echo sh)" if spec.activate else "sh"  # vendors' scripts want bash
+    lines += [f"shell={shell}", _PRELUDE]
     lines.append("lanes=")
     for lane in lanes:
         lines += ["(", *lane, ') </dev/null >/dev/null 2>&1 & lanes="$lanes $!"']
@@ -221,7 +222,9 @@ def _activated(spec: HostSpec, command: str) -> str:
     """Return the command with the host's activation script sourced before it, as a run does it."""
     if spec.activate is None:
         return command
-    return f". {shlex.quote(spec.activate)} >/dev/null\n{command}"
+    script = shlex.quote(spec.activate)
+    complain = f"echo cannot read {script} >&2"
+    return f"[ -r {script} ] || {{ {complain}; exit 1; }}\n. {script} >/dev/null\n{command}"
 
 
 def _safe(patterns: Iterable[str]) -> list[str]:
