@@ -1,1 +1,101 @@
-"""TODO planner."""
+"""Chooses who does what: `plan(...)` is the way in, the exact splits are in `split.py`. Pure: no clock, no randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hetrun.efficiency import efficiency
+from hetrun.errors import NoPlanError
+from hetrun.model import Baseline, Facts, HostSpec, Order, Plan, Profile, Recipe, Source, Split
+from hetrun.planner.baselines import baselines
+from hetrun.planner.bound import gap_reason, lower_bound
+from hetrun.planner.check import check_split
+from hetrun.planner.even import even_split
+from hetrun.planner.layout import Layout
+from hetrun.planner.problem import Problem, read_problem
+from hetrun.planner.search import Outcome, search
+from hetrun.planner.targets import TorchTarget
+from hetrun.planner.words import runner_up_words, verdict_words
+
+__all__ = ["TorchTarget", "plan"]
+
+
+def plan(
+    facts: Facts,
+    profile: Profile,
+    recipe: Recipe,
+    *,
+    targets: Mapping[str, TorchTarget],
+    created: str = "",
+) -> Plan:
+    """Return the quickest split that fits, with its bound, its baselines and the naive split beside it.
+
+    Raises:
+        NoPlanError: nothing fits, or the files do not belong together.
+        ConfigError: a link that the plan would need has no figures.
+    """
+    problem = read_problem(facts, profile, recipe, targets=targets)
+    outcome = search(problem)
+    alone = baselines(problem, outcome)
+    split = _split(problem, outcome.best.layout, alone)
+    check_split(split, facts, profile, recipe)
+    naive, why = even_split(problem)
+    even = None if naive is None else _split(problem, naive, alone)
+    if even is not None:
+        check_split(even, facts, profile, recipe)
+    bound = lower_bound(problem)
+    return Plan(
+        created=created,
+        recipe=recipe,
+        hosts=_hosts(facts, split),
+        links=profile.links,
+        order=Order.ONE_F_ONE_B,
+        emulated=any(seat.device.emulated for kind in problem.kinds for seat in kind.seats),
+        split=split,
+        even_split=even,
+        even_split_why=why,
+        bound_s=bound.step_s,
+        gap=split.cost.step_s / bound.step_s - 1,
+        gap_reason=gap_reason(split.cost, bound, unlimited_s=_unlimited_s(problem, outcome)),
+        idle_devices=_idle(problem, split),
+        runner_up=runner_up_words(outcome.best, outcome.runner_up),
+        baselines=alone,
+        verdict=verdict_words(outcome.best, problem.batch_rows, alone, notes=problem.notes),
+    )
+
+
+def _split(problem: Problem, layout: Layout, alone: tuple[Baseline, ...]) -> Split:
+    """Put a layout beside the baselines."""
+    return Split(
+        ranks=layout.ranks,
+        replicas=layout.replicas,
+        cost=layout.cost,
+        efficiency=efficiency(layout.cost.step_s, problem.batch_rows, alone, kind=Source.MODELLED),
+    )
+
+
+def _hosts(facts: Facts, split: Split) -> tuple[HostSpec, ...]:
+    """Return the hosts that run ranks, in order of their ranks."""
+    specs = {host.spec.name: host.spec for host in facts.hosts}
+    return tuple(specs[name] for name in dict.fromkeys(rank.host for rank in split.ranks))
+
+
+def _idle(problem: Problem, split: Split) -> tuple[str, ...]:
+    """Return devices that the split leaves out."""
+    used = {(rank.host, rank.device_index) for rank in split.ranks}
+    return tuple(
+        seat.name
+        for kind in problem.kinds
+        for seat in kind.seats
+        if (seat.host, seat.device.index) not in used
+    )
+
+
+def _unlimited_s(problem: Problem, outcome: Outcome) -> float | None:
+    """Return the best step on devices with endless memory, where memory stood in the way at all."""
+    if not outcome.memory_bound:
+        return None
+    try:
+        return search(problem.without_memory_limits()).best.step_s
+    except NoPlanError:
+        return None

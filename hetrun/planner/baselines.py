@@ -1,0 +1,60 @@
+"""What each vendor reaches alone, with its own best plan: the denominators of E1 and E2."""
+
+from __future__ import annotations
+
+from hetrun.errors import NoPlanError
+from hetrun.model import Baseline
+from hetrun.planner.bound import ideal_rows_per_s
+from hetrun.planner.problem import Problem
+from hetrun.planner.search import Outcome, search
+from hetrun.planner.words import shape_words
+
+
+def baselines(problem: Problem, mixed: Outcome) -> tuple[Baseline, ...]:
+    """Plan every vendor alone, at the same global batch and at its share of it by ideal speed."""
+    ideal = ideal_rows_per_s(problem)
+    total = sum(ideal.values())
+    return tuple(
+        _alone(problem, vendor, ideal_rows_per_s=rate, share=rate / total, mixed=mixed)
+        for vendor, rate in ideal.items()
+    )
+
+
+def _alone(
+    problem: Problem, vendor: str, *, ideal_rows_per_s: float, share: float, mixed: Outcome
+) -> Baseline:
+    """Plan one vendor alone; without other vendors that is the plan itself."""
+    own = problem if len(problem.vendors) == 1 else problem.only(vendor)
+    scaled_rows = _whole_rows(own, problem.batch_rows * share)
+    why = shape = ""
+    rows_per_s = scaled_rows_per_s = None
+    try:
+        outcome = mixed if own is problem else search(own)
+        rows_per_s = own.batch_rows / outcome.best.step_s
+        shape = shape_words(outcome.best.layout.replicas)
+        if scaled_rows == own.batch_rows:
+            scaled_rows_per_s = rows_per_s
+        else:
+            smaller = search(own.with_batch(scaled_rows))
+            scaled_rows_per_s = scaled_rows / smaller.best.step_s
+    except NoPlanError as error:
+        why = error.message
+    return Baseline(
+        vendor=vendor,
+        num_devices=own.num_devices,
+        rows_per_s=rows_per_s,
+        scaled_batch_rows=scaled_rows,
+        scaled_rows_per_s=scaled_rows_per_s,
+        ideal_rows_per_s=ideal_rows_per_s,
+        shape=shape,
+        why=why,
+    )
+
+
+def _whole_rows(problem: Problem, wanted: float) -> int:
+    """Return the batch nearest to `wanted` that whole microbatches make up, at least the smallest one."""
+    reachable = {0}
+    for total in range(1, problem.batch_rows + 1):
+        if any(total - rows in reachable for rows in problem.row_choices):
+            reachable.add(total)
+    return min(reachable - {0}, key=lambda rows: (abs(rows - wanted), rows))

@@ -1,0 +1,123 @@
+"""What no split can beat within the cost model, the ideal of each vendor, and what a gap consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetrun import arch
+from hetrun.model import Cost
+from hetrun.planner.cost import best_unit_seconds_per_row, unit_seconds
+from hetrun.planner.problem import Problem
+
+_WORTH_NAMING = 5e-4  # of the bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Lower bound on a step: computing, then updating parameters, which follows the sync and overlaps nothing."""
+
+    compute_s: float
+    optimizer_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that no split can beat."""
+        return self.compute_s + self.optimizer_s
+
+
+def lower_bound(problem: Problem) -> Bound:
+    """Return the larger of two bounds on computing (all devices busy; one microbatch alone), plus the optimizer's."""
+    updates_per_s = sum(
+        len(kind.seats) / kind.optimizer_s_per_parameter
+        for kind in problem.kinds
+        if kind.optimizer_s_per_parameter > 0
+    )
+    free = any(kind.optimizer_s_per_parameter <= 0 for kind in problem.kinds)
+    parameters = arch.total_parameters(problem.model)
+    return Bound(
+        compute_s=max(_busy_s(problem), _alone_s(problem)),
+        optimizer_s=0.0 if free else parameters / updates_per_s,
+    )
+
+
+def _busy_s(problem: Problem) -> float:
+    """Return the seconds of the batch if all devices worked all the time.
+
+    Fractions of layers, embedding and head go to kinds of devices: a linear programme whose dual says that for any
+    prices y of a device-second with sum(y * devices) = 1, sum over units of count * min over kinds (seconds * y) is
+    a lower bound. Prices that make one unit equally dear everywhere are tried; the bound is exact where kinds differ by
+    one factor only.
+    """
+    counts = (problem.model.num_layers, 1, 1)
+    seconds = [best_unit_seconds_per_row(kind.timings.values()) for kind in problem.kinds]
+    whole = [sum(n * s for n, s in zip(counts, unit, strict=True)) for unit in seconds]
+    best = 0.0
+    for column in [whole, *([unit[i] for unit in seconds] for i in range(len(counts)))]:
+        if min(column) <= 0:
+            continue
+        scale = sum(len(kind.seats) / s for kind, s in zip(problem.kinds, column, strict=True))
+        prices = [1 / (s * scale) for s in column]
+        cost = sum(
+            count * min(unit[i] * price for unit, price in zip(seconds, prices, strict=True))
+            for i, count in enumerate(counts)
+        )
+        best = max(best, cost)
+    return best * problem.batch_rows
+
+
+def _alone_s(problem: Problem) -> float:
+    """Return the least seconds of a single microbatch through the whole model: nothing splits it."""
+    counts = (problem.model.num_layers, 1, 1)
+    return min(
+        sum(
+            count * min(unit_seconds(kind.timings[rows])[i] for kind in problem.kinds)
+            for i, count in enumerate(counts)
+        )
+        for rows in problem.row_choices
+    )
+
+
+def ideal_rows_per_s(problem: Problem) -> dict[str, float]:
+    """Return rows per second of each vendor's devices at full speed, without bubble or traffic.
+
+    Where kinds are good at different things (one at layers, one at the head), together they can do more than the
+    sum of each alone; then all are scaled up so that the sum is what the bound allows, and U stays below 100 %.
+    """
+    num_layers = problem.model.num_layers
+    alone: dict[str, float] = {}
+    for kind in problem.kinds:
+        rate = len(kind.seats) * kind.rows_per_s(num_layers)
+        alone[kind.vendor] = alone.get(kind.vendor, 0.0) + rate
+    together = problem.batch_rows / _busy_s(problem)
+    scale = max(1.0, together / sum(alone.values()))
+    return {vendor: rate * scale for vendor, rate in sorted(alone.items())}
+
+
+def gap_reason(cost: Cost, bound: Bound, *, unlimited_s: float | None) -> str:
+    """Say in words what lies between a step and the bound, largest part first, in percent of the bound.
+
+    `unlimited_s` is the best step on devices with endless memory, where that was looked for.
+    """
+    parts = {
+        "integrality (whole layers and rows)": cost.compute_s - bound.compute_s,
+        "bubble": cost.bubble_s,
+        "traffic": cost.p2p_s + cost.sync_s,
+        "optimizer": cost.optimizer_s - bound.optimizer_s,
+    }
+    if unlimited_s is not None and unlimited_s < cost.step_s:
+        parts["memory"] = memory_s = cost.step_s - unlimited_s
+        for name in ("integrality (whole layers and rows)", "bubble", "traffic"):
+            taken = min(memory_s, max(0.0, parts[name]))  # what memory forces shows up there
+            parts[name] -= taken
+            memory_s -= taken
+    if (
+        parts["integrality (whole layers and rows)"] < 0
+    ):  # the slowest replica computes less, waits more
+        parts["bubble"] += parts.pop("integrality (whole layers and rows)")
+    named = sorted(parts.items(), key=lambda item: -item[1])
+    words = [
+        f"{name} {seconds / bound.step_s:.1%}"
+        for name, seconds in named
+        if seconds > _WORTH_NAMING * bound.step_s
+    ]
+    return ", ".join(words) or "none: the bound is reached"

@@ -1,0 +1,93 @@
+"""What must hold for every plan, proved from the files alone. The second evaluator is in `recost.py`.
+
+A plan that fails here is our bug, so all of it raises ValueError.
+"""
+
+from __future__ import annotations
+
+from hetrun.model import Facts, Profile, RankPlan, Recipe, ReplicaPlan, Split
+from hetrun.planner.recost import recost
+
+TOLERANCE = 1e-9
+
+
+def check_split(split: Split, facts: Facts, profile: Profile, recipe: Recipe) -> None:
+    """Prove that a split is whole, fits, sits on devices that exist, and costs what it says.
+
+    Raises:
+        ValueError: it does not; says which rank, stage or figure.
+    """
+    _check_ranks(split, facts)
+    _check_rows(split, recipe)
+    for number, replica in enumerate(split.replicas):
+        _check_replica(number, replica, split.ranks, recipe)
+    step_s = recost(split, profile, recipe)
+    if abs(step_s - split.cost.step_s) > TOLERANCE * max(step_s, split.cost.step_s):
+        raise ValueError(f"plan says {split.cost.step_s} s per step, evaluated anew {step_s} s")
+
+
+def _check_ranks(split: Split, facts: Facts) -> None:
+    """Every rank drives its own existing device and stands in exactly one stage; hosts are contiguous."""
+    devices = {
+        (host.spec.name, device.index): device
+        for host in facts.hosts
+        if host.error is None
+        for device in host.devices
+    }
+    taken: set[tuple[str, int]] = set()
+    done_hosts: set[str] = set()
+    previous: RankPlan | None = None
+    for index, rank in enumerate(split.ranks):
+        seat = (rank.host, rank.device_index)
+        _need(rank.rank == index, f"rank {rank.rank} at place {index}")
+        _need(seat in devices, f"rank {index}: no device {rank.host}/{rank.device_index}")
+        _need(devices[seat].vendor == rank.vendor, f"rank {index}: {seat} is not {rank.vendor}")
+        _need(seat not in taken, f"rank {index}: {seat} is taken twice")
+        taken.add(seat)
+        if previous is not None and previous.host == rank.host:
+            _need(rank.local_rank == previous.local_rank + 1, f"rank {index}: local rank gap")
+        else:
+            _need(rank.local_rank == 0, f"rank {index}: first of {rank.host}, local rank not 0")
+            _need(rank.host not in done_hosts, f"rank {index}: {rank.host} is split up")
+            done_hosts.add(rank.host)
+        previous = rank
+    held = [rank for replica in split.replicas for s in replica.stages for rank in s.ranks]
+    _need(sorted(held) == list(range(len(split.ranks))), f"stages hold ranks {sorted(held)}")
+
+
+def _check_rows(split: Split, recipe: Recipe) -> None:
+    """Replicas take consecutive rows that add up to the batch, in allowed microbatches."""
+    first_row = 0
+    for number, replica in enumerate(split.replicas):
+        _need(replica.first_row == first_row, f"replica {number}: first row {replica.first_row}")
+        allowed = replica.microbatch_rows in recipe.train.microbatch_rows
+        _need(allowed, f"replica {number}: microbatches of {replica.microbatch_rows} rows")
+        first_row += replica.microbatch_rows * replica.num_microbatches
+    _need(first_row == recipe.train.global_batch_rows, f"replicas take {first_row} rows")
+
+
+def _check_replica(
+    number: int, replica: ReplicaPlan, ranks: tuple[RankPlan, ...], recipe: Recipe
+) -> None:
+    """Each layer once and in order, embedding first, head last, memory kept, windows that cannot stall."""
+    stages = replica.stages
+    end = 0
+    for index, stage in enumerate(stages):
+        name = f"replica {number} stage {index}"
+        _need(stage.first_layer == end, f"{name}: first layer {stage.first_layer}, need {end}")
+        end += stage.num_layers
+        _need(stage.has_embedding == (index == 0), f"{name}: embedding")
+        _need(stage.has_head == (index == len(stages) - 1), f"{name}: head")
+        limit = stage.memory_limit_bytes
+        _need(limit is None or stage.memory_bytes <= limit, f"{name}: {stage.memory_bytes} bytes")
+        if index:
+            _need(stage.window <= stages[index - 1].window, f"{name}: wider than upstream")
+        for rank in stage.ranks:
+            place = (ranks[rank].replica, ranks[rank].stage)
+            _need(place == (number, index), f"{name}: rank {rank} says {place}")
+    _need(end == recipe.model.num_layers, f"replica {number}: holds {end} layers")
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(f"plan: {message}")

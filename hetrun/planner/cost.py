@@ -1,0 +1,118 @@
+"""Seconds of a stage, of a transfer and of the ideal, from measured figures. When things happen is left to `schedule/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetrun import arch
+from hetrun.model import DeviceProfile, Link, ModelSpec, RowTiming
+
+_PARTS = (
+    "layer_forward_s",
+    "layer_backward_s",
+    "embedding_forward_s",
+    "embedding_backward_s",
+    "head_forward_s",
+    "head_backward_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a stage holds of the model."""
+
+    num_layers: int
+    has_embedding: bool
+    has_head: bool
+
+
+def timing_at(profile: DeviceProfile, rows: int) -> RowTiming:
+    """Return seconds for a microbatch of `rows` rows.
+
+    Linear between measured sizes. Above the largest, the slope of the last two goes on (in proportion, where
+    one size was measured or the slope is not positive); below the smallest, its figures stand: less work never
+    takes longer. `is_extrapolated` tells.
+    """
+    timings = profile.timings
+    values = [_value_at([(t.rows, getattr(t, part)) for t in timings], rows) for part in _PARTS]
+    return RowTiming(
+        rows=rows,
+        **dict(zip(_PARTS, values, strict=True)),
+        spread=max(timing.spread for timing in timings),
+    )
+
+
+def is_extrapolated(profile: DeviceProfile, rows: int) -> bool:
+    """Whether `rows` lies outside of what was measured."""
+    return not profile.timings[0].rows <= rows <= profile.timings[-1].rows
+
+
+def _value_at(points: Sequence[tuple[int, float]], rows: int) -> float:
+    """Return the value at `rows` of the polyline through (rows, value) points."""
+    first_rows, first = points[0]
+    if rows <= first_rows:
+        return first
+    for (low_rows, low), (high_rows, high) in pairwise(points):
+        if rows <= high_rows:
+            return low + (high - low) * (rows - low_rows) / (high_rows - low_rows)
+    last_rows, last = points[-1]
+    slope = 0.0
+    if len(points) > 1:
+        slope = (last - points[-2][1]) / (last_rows - points[-2][0])
+    if slope <= 0:
+        slope = last / last_rows
+    return last + slope * (rows - last_rows)
+
+
+def stage_seconds(timing: RowTiming, piece: Piece) -> tuple[float, float]:
+    """Return seconds of forward and backward of one microbatch on a stage."""
+    forward_s = piece.num_layers * timing.layer_forward_s
+    backward_s = piece.num_layers * timing.layer_backward_s
+    if piece.has_embedding:
+        forward_s += timing.embedding_forward_s
+        backward_s += timing.embedding_backward_s
+    if piece.has_head:
+        forward_s += timing.head_forward_s
+        backward_s += timing.head_backward_s
+    return forward_s, backward_s
+
+
+def send_seconds(link: Link, num_bytes: int) -> float:
+    """Return seconds of one microbatch's activation over a link, one way."""
+    return link.latency_s + num_bytes / link.bytes_per_s
+
+
+def stage_parameters(model: ModelSpec, piece: Piece) -> int:
+    """Return how many parameters a stage holds; a tied matrix lives wherever embedding or head are."""
+    count = piece.num_layers * arch.layer_parameters(model)
+    if piece.has_embedding:
+        count += arch.embedding_parameters(model)
+    if piece.has_head:
+        count += arch.head_parameters(model)
+        if model.tied_embeddings and piece.has_embedding:
+            count -= model.vocab_size * model.hidden_size
+    return count
+
+
+def unit_seconds(timing: RowTiming) -> tuple[float, float, float]:
+    """Return seconds of forward and backward together: one layer, the embedding, the head."""
+    return (
+        timing.layer_forward_s + timing.layer_backward_s,
+        timing.embedding_forward_s + timing.embedding_backward_s,
+        timing.head_forward_s + timing.head_backward_s,
+    )
+
+
+def model_seconds(timing: RowTiming, num_layers: int) -> float:
+    """Return seconds of one microbatch through the whole model on one device."""
+    layer_s, embedding_s, head_s = unit_seconds(timing)
+    return num_layers * layer_s + embedding_s + head_s
+
+
+def best_unit_seconds_per_row(timings: Iterable[RowTiming]) -> tuple[float, float, float]:
+    """Return the least seconds per row of layer, embedding and head, each at its own best microbatch size."""
+    per_row = [tuple(seconds / t.rows for seconds in unit_seconds(t)) for t in timings]
+    layer_s, embedding_s, head_s = (min(column) for column in zip(*per_row, strict=True))
+    return layer_s, embedding_s, head_s

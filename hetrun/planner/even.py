@@ -1,0 +1,93 @@
+"""The naive split beside the plan: what a framework for equal devices would do with all of these. Never chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, permutations
+
+from hetrun.planner.drafts import plain_windows
+from hetrun.planner.layout import Draft, Layout, lay_out
+from hetrun.planner.problem import Problem, Seat
+from hetrun.planner.shapes import ShapeMaker
+from hetrun.planner.words import plural
+
+_MOST_ORDERS = 24  # of vendors
+
+
+def even_split(problem: Problem) -> tuple[Layout | None, str]:
+    """Return the best split with all devices, equal depth, equal rows and layers as equal as they divide.
+
+    Both ways in which frameworks number ranks are tried (a replica, or a stage, takes consecutive devices), and all
+    orders of the vendors: the naive user is lucky. None, with the reason, where nothing fits.
+    """
+    maker = ShapeMaker(problem)
+    best: Layout | None = None
+    short = 0
+    shapes = list(_shapes(problem))
+    for depth, rows in shapes:
+        for seats in _seatings(problem, depth):
+            drafts = _drafts(maker, seats, rows)
+            if drafts is None:
+                short += 1
+                continue
+            layout = lay_out(problem, drafts, seats)
+            if best is None or layout.cost.step_s < best.cost.step_s * (1 - 1e-9):
+                best = layout
+    if best is not None:
+        return best, ""
+    devices = plural(problem.num_devices, "device")
+    if not shapes:
+        return None, (
+            f"{devices} do not divide {problem.batch_rows} rows and"
+            f" {problem.model.num_layers} layers evenly"
+        )
+    return None, f"no equal split over {devices} fits their memory"
+
+
+def _shapes(problem: Problem) -> Iterator[tuple[int, int]]:
+    """Yield stages per replica and rows per microbatch that use all devices and share the batch equally."""
+    for depth in range(1, min(problem.num_devices, problem.model.num_layers) + 1):
+        num_replicas, left = divmod(problem.num_devices, depth)
+        for rows in problem.row_choices:
+            if left == 0 and problem.batch_rows % (num_replicas * rows) == 0:
+                yield depth, rows
+
+
+def _seatings(problem: Problem, depth: int) -> Iterator[list[list[Seat]]]:
+    """Yield devices per replica and stage; equal ones once."""
+    seen = set()
+    for order in islice(permutations(problem.vendors), _MOST_ORDERS):
+        seats = [
+            seat
+            for vendor in order
+            for kind in problem.kinds
+            if kind.vendor == vendor
+            for seat in kind.seats
+        ]
+        num_replicas = len(seats) // depth
+        by_replica = [seats[i * depth : (i + 1) * depth] for i in range(num_replicas)]
+        by_stage = [seats[i::num_replicas] for i in range(num_replicas)]
+        for places in (by_replica, by_stage):
+            key = tuple(tuple(seat.name for seat in stages) for stages in places)
+            if key not in seen:
+                seen.add(key)
+                yield places
+
+
+def _drafts(maker: ShapeMaker, places: Sequence[Sequence[Seat]], rows: int) -> list[Draft] | None:
+    """Return equal replicas on these devices, None where one does not fit."""
+    problem = maker.problem
+    kind_of = {seat: number for number, kind in enumerate(problem.kinds) for seat in kind.seats}
+    depth = len(places[0])
+    share, more = divmod(problem.model.num_layers, depth)
+    layers = [share + (stage < more) for stage in range(depth)]
+    count = problem.batch_rows // (rows * len(places))
+    windows = tuple(min(window, count) for window in plain_windows(depth))
+    drafts = []
+    for stages in places:
+        kinds = [kind_of[seat] for seat in stages]
+        shape = maker.finish(kinds, layers, rows, memory_bound=False)
+        if not maker.fits(shape, windows):
+            return None
+        drafts.append(Draft(shape=shape, windows=windows, num_microbatches=count))
+    return drafts

@@ -1,0 +1,165 @@
+"""From replica shapes to ranks: which device takes which stage, and what each stage costs there. Pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from hetrun import arch
+from hetrun.model import Cost, RankPlan, ReplicaPlan, StagePlan
+from hetrun.planner.cost import Piece, send_seconds, stage_parameters, stage_seconds
+from hetrun.planner.memory import stage_bytes
+from hetrun.planner.problem import UNKNOWN_MODEL, Problem, Seat
+from hetrun.planner.shapes import Shape, pieces
+from hetrun.schedule import step_cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One replica before it has devices: its shape, the window of each stage and its microbatches."""
+
+    shape: Shape
+    windows: tuple[int, ...]
+    num_microbatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Replicas on devices, with their simulated cost."""
+
+    ranks: tuple[RankPlan, ...]
+    replicas: tuple[ReplicaPlan, ...]
+    cost: Cost
+
+
+def lay_out(
+    problem: Problem, drafts: Sequence[Draft], seats: Sequence[Sequence[Seat]] | None = None
+) -> Layout:
+    """Give every stage a device (the next free ones, blocks whole inside a host where that works) and a rank."""
+    places = seats if seats is not None else place(problem, drafts)
+    order = sorted(
+        (seat.host_number, seat.device.index, replica, stage)
+        for replica, stages in enumerate(places)
+        for stage, seat in enumerate(stages)
+    )
+    rank_of: dict[tuple[int, int], int] = {}
+    ranks: list[RankPlan] = []
+    for _, members in groupby(order, key=lambda item: item[0]):
+        for local_rank, (_, _, replica, stage) in enumerate(members):
+            rank_of[replica, stage] = len(ranks)
+            seat = places[replica][stage]
+            ranks.append(_rank(seat, len(ranks), local_rank, replica=replica, stage=stage))
+    replicas: list[ReplicaPlan] = []
+    first_row = 0
+    for number, draft in enumerate(drafts):
+        numbers = [rank_of[number, stage] for stage in range(draft.shape.num_stages)]
+        stages = _stages(problem, draft, places[number], numbers)
+        replicas.append(
+            ReplicaPlan(
+                first_row=first_row,
+                microbatch_rows=draft.shape.rows,
+                num_microbatches=draft.num_microbatches,
+                stages=tuple(stages),
+            )
+        )
+        first_row += replicas[-1].num_rows
+    cost = step_cost(ranks, replicas, problem.links, problem.model, problem.dtype)
+    return Layout(ranks=tuple(ranks), replicas=tuple(replicas), cost=cost)
+
+
+def place(problem: Problem, drafts: Sequence[Draft]) -> list[list[Seat]]:
+    """Choose a device for every stage: largest blocks first, each in the fullest host that still holds it whole."""
+    places: list[list[Seat | None]] = [[None] * draft.shape.num_stages for draft in drafts]
+    for kind in range(len(problem.kinds)):
+        free: dict[int, list[Seat]] = {}
+        for seat in problem.kinds[kind].seats:
+            free.setdefault(seat.host_number, []).append(seat)
+        blocks = [
+            (replica, [stage for stage, k in enumerate(draft.shape.kinds) if k == kind])
+            for replica, draft in enumerate(drafts)
+        ]
+        for replica, stages in sorted(blocks, key=lambda block: (-len(block[1]), block[0])):
+            for stage, seat in zip(stages, _take(free, len(stages)), strict=True):
+                places[replica][stage] = seat
+    return [[seat for seat in stages if seat is not None] for stages in places]
+
+
+def _take(free: dict[int, list[Seat]], count: int) -> list[Seat]:
+    """Take `count` seats out of one host, the one with the fewest to spare, else from the first ones on."""
+    whole = [host for host, seats in free.items() if len(seats) >= count]
+    taken: list[Seat] = []
+    hosts = [min(whole, key=lambda host: (len(free[host]), host))] if whole else sorted(free)
+    for host in hosts:
+        wanted = count - len(taken)
+        taken += free[host][:wanted]
+        free[host] = free[host][wanted:]
+    return taken
+
+
+def _rank(seat: Seat, rank: int, local_rank: int, *, replica: int, stage: int) -> RankPlan:
+    """Return the process that drives one device."""
+    device, target = seat.device, seat.target
+    visible_id = None
+    if target.visible_env is not None:
+        number = device.index if device.vendor_index is None else device.vendor_index
+        by_uuid = target.visible_by == "uuid" and device.uuid is not None
+        visible_id = device.uuid if by_uuid else str(number)
+    memory = device.memory.value
+    return RankPlan(
+        rank=rank,
+        host=seat.host,
+        local_rank=local_rank,
+        device_index=device.index,
+        vendor=device.vendor,
+        model=device.model or UNKNOWN_MODEL,
+        replica=replica,
+        stage=stage,
+        torch_device=target.torch_device,
+        torch_plugin=target.torch_plugin,
+        visible_env=target.visible_env,
+        visible_id=visible_id,
+        emulated=device.emulated is not None,
+        memory_bytes=None if memory is None else int(memory),
+    )
+
+
+def _stages(
+    problem: Problem, draft: Draft, seats: Sequence[Seat], ranks: Sequence[int]
+) -> Iterator[StagePlan]:
+    """Yield the stages of one replica with their seconds and bytes."""
+    shape = draft.shape
+    sent = arch.boundary_bytes(problem.model, problem.dtype, shape.rows, problem.seq_len)
+    first_layer = 0
+    for index, piece in enumerate(pieces(shape.layers)):
+        kind = problem.kinds[shape.kinds[index]]
+        forward_s, backward_s = stage_seconds(kind.timings[shape.rows], piece)
+        send_s = 0.0
+        if not piece.has_head:
+            send_s = send_seconds(problem.seat_link(seats[index], seats[index + 1]), sent)
+        yield StagePlan(
+            ranks=(ranks[index],),
+            first_layer=first_layer,
+            num_layers=piece.num_layers,
+            has_embedding=piece.has_embedding,
+            has_head=piece.has_head,
+            window=draft.windows[index],
+            forward_s=forward_s,
+            backward_s=backward_s,
+            send_s=send_s,
+            optimizer_s=kind.optimizer_s_per_parameter * stage_parameters(problem.model, piece),
+            memory_bytes=_bytes(problem, draft, piece, draft.windows[index]),
+            memory_limit_bytes=kind.limit_bytes,
+        )
+        first_layer += piece.num_layers
+
+
+def _bytes(problem: Problem, draft: Draft, piece: Piece, window: int) -> int:
+    return stage_bytes(
+        problem.model,
+        problem.dtype,
+        piece,
+        rows=draft.shape.rows,
+        seq_len=problem.seq_len,
+        window=window,
+    )

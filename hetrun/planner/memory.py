@@ -1,0 +1,57 @@
+"""Bytes that a stage needs on its device. Whether that is allowed is decided in `shapes.py` and proved in `check.py`."""
+
+from __future__ import annotations
+
+from hetrun import arch
+from hetrun.model import Dtype, ModelSpec
+from hetrun.planner.cost import Piece, stage_parameters
+
+STATES_PER_PARAMETER = 4  # weight, gradient and AdamW's two moments, all in the recipe's dtype
+_WIDE = 4  # norms and loss compute in fp32 at least
+
+
+def stage_bytes(
+    model: ModelSpec, dtype: Dtype, piece: Piece, *, rows: int, seq_len: int, window: int
+) -> int:
+    """Return peak bytes of a stage that keeps the activations of `window` microbatches.
+
+    States, plus what autograd holds per microbatch between forward and backward, plus the loss, plus messages
+    on their way (one per microbatch in flight, one received ahead, one being sent).
+    """
+    element = arch.BYTES_PER_ELEMENT[dtype]
+    states = STATES_PER_PARAMETER * stage_parameters(model, piece) * element
+    held = piece.num_layers * layer_activation_bytes(model, dtype, rows=rows, seq_len=seq_len)
+    messages = (window + 2) * arch.boundary_bytes(model, dtype, rows, seq_len)
+    loss = head_bytes(model, dtype, rows=rows, seq_len=seq_len) * window if piece.has_head else 0
+    return states + window * held + messages + loss
+
+
+def layer_bytes(model: ModelSpec, dtype: Dtype, *, rows: int, seq_len: int, window: int) -> int:
+    """Return what one more layer adds to a stage."""
+    states = STATES_PER_PARAMETER * arch.layer_parameters(model) * arch.BYTES_PER_ELEMENT[dtype]
+    return states + window * layer_activation_bytes(model, dtype, rows=rows, seq_len=seq_len)
+
+
+def layer_activation_bytes(model: ModelSpec, dtype: Dtype, *, rows: int, seq_len: int) -> int:
+    """Return what one layer holds of one microbatch for its backward (attention fused, so no score matrix).
+
+    Per token: two norms (input and scaled input in fp32 at least, output), rotated q and repeated k and v,
+    attention's output twice, its row sums per head, and four vectors of ffn_size (gate, its silu, up, product).
+    """
+    element = arch.BYTES_PER_ELEMENT[dtype]
+    wide = max(element, _WIDE)
+    hidden = model.hidden_size
+    norms = 2 * (2 * hidden * wide + hidden * element)
+    attention = 5 * hidden * element + model.num_heads * wide
+    ffn = 4 * model.ffn_size * element
+    return rows * seq_len * (norms + attention + ffn)
+
+
+def head_bytes(model: ModelSpec, dtype: Dtype, *, rows: int, seq_len: int) -> int:
+    """Return what the head holds of one microbatch: its norm, logits, their log-softmax and their gradient."""
+    element = arch.BYTES_PER_ELEMENT[dtype]
+    wide = max(element, _WIDE)
+    norm = 2 * model.hidden_size * wide + model.hidden_size * element
+    widened = model.vocab_size * wide if wide > element else 0
+    logits = model.vocab_size * (element + 2 * wide) + widened
+    return rows * seq_len * (norm + logits)

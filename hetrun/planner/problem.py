@@ -1,0 +1,258 @@
+"""What there is to plan: equal devices grouped into kinds, their figures, the batch. Choosing is left to `search.py`.
+
+Hosts are put into one canonical order here, so that the order of the inventory changes nothing later on.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hetrun.errors import NoPlanError
+from hetrun.model import (
+    Device,
+    DeviceProfile,
+    Dtype,
+    Facts,
+    HostFacts,
+    Link,
+    LinkKind,
+    ModelSpec,
+    Profile,
+    Recipe,
+    RowTiming,
+)
+from hetrun.planner.cost import is_extrapolated, model_seconds, timing_at
+from hetrun.planner.targets import EMULATED, TorchTarget
+from hetrun.schedule import find_link
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_MODEL = "unknown"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """One device and the host that it sits in; `host_number` counts in canonical order."""
+
+    host: str
+    host_number: int
+    device: Device
+    target: TorchTarget
+
+    @property
+    def name(self) -> str:
+        """The device as people see it."""
+        return f"{self.host}/{self.device.index}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """Devices that are equal to the planner: vendor, model and memory. Seats in canonical order."""
+
+    vendor: str
+    model: str
+    memory_bytes: int | None
+    limit_bytes: int | None  # what a plan may count on
+    optimizer_s_per_parameter: float
+    timings: Mapping[int, RowTiming]  # by rows of a microbatch
+    seats: tuple[Seat, ...]
+
+    @property
+    def name(self) -> str:
+        """Vendor and model, for people."""
+        return f"{self.vendor} {self.model}"
+
+    @property
+    def most_on_one_host(self) -> int:
+        """Most of these devices that sit in one host."""
+        hosts = [seat.host_number for seat in self.seats]
+        return max(hosts.count(host) for host in set(hosts))
+
+    def rows_per_s(self, num_layers: int) -> float:
+        """Rows per second of one device that holds the whole model, at its best microbatch size."""
+        return max(rows / model_seconds(t, num_layers) for rows, t in self.timings.items())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Everything that a search looks at, and nothing else."""
+
+    model: ModelSpec
+    dtype: Dtype
+    seq_len: int
+    batch_rows: int
+    row_choices: tuple[int, ...]  # microbatch sizes, ascending
+    max_stages: int
+    kinds: tuple[Kind, ...]
+    links: tuple[Link, ...]
+    notes: tuple[str, ...] = ()
+    _link_cache: dict[tuple[LinkKind, str, str], Link] = field(default_factory=dict)
+
+    @property
+    def vendors(self) -> tuple[str, ...]:
+        """Vendors in canonical order."""
+        return tuple(sorted({kind.vendor for kind in self.kinds}))
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all kinds."""
+        return sum(len(kind.seats) for kind in self.kinds)
+
+    def link(self, kind: LinkKind, a: str, b: str) -> Link:
+        """Return the figures of a link; looked up once."""
+        key = (kind, a, b)
+        if key not in self._link_cache:
+            self._link_cache[key] = find_link(self.links, kind, a, b)
+        return self._link_cache[key]
+
+    def seat_link(self, a: Seat, b: Seat) -> Link:
+        """Return the figures of the link between two devices."""
+        if a.device.vendor != b.device.vendor:
+            kind = LinkKind.ACROSS
+        elif a.host != b.host:
+            kind = LinkKind.INSIDE_ISLAND
+        else:
+            kind = LinkKind.INSIDE_HOST
+        return self.link(kind, a.device.vendor, b.device.vendor)
+
+    def only(self, vendor: str) -> Problem:
+        """Return the same problem with the devices of one vendor."""
+        return replace(self, kinds=tuple(kind for kind in self.kinds if kind.vendor == vendor))
+
+    def with_batch(self, batch_rows: int) -> Problem:
+        """Return the same problem with another global batch."""
+        choices = tuple(rows for rows in self.row_choices if rows <= batch_rows)
+        return replace(self, batch_rows=batch_rows, row_choices=choices)
+
+    def without_memory_limits(self) -> Problem:
+        """Return the same problem on devices whose memory never ends."""
+        return replace(self, kinds=tuple(replace(kind, limit_bytes=None) for kind in self.kinds))
+
+
+def read_problem(
+    facts: Facts, profile: Profile, recipe: Recipe, *, targets: Mapping[str, TorchTarget]
+) -> Problem:
+    """Group the devices of all hosts that answered.
+
+    Raises:
+        NoPlanError: no devices, figures of another model, or a device without figures or torch target.
+    """
+    _check_profile(profile, recipe)
+    choices = tuple(sorted(set(recipe.train.microbatch_rows)))
+    seats = _seats(facts, targets)
+    if not seats:
+        raise NoPlanError(
+            f"no devices on the {len(facts.hosts)} hosts of {facts.inventory}",
+            hint="see what `hetrun probe` says about each host",
+        )
+    notes: list[str] = []
+    kinds = []
+    for (vendor, model, memory), members in sorted(_grouped(seats).items(), key=_kind_order):
+        figures = _figures(profile, members[0], vendor=vendor, model=model)
+        notes += _row_notes(figures, choices)
+        kinds.append(
+            Kind(
+                vendor=vendor,
+                model=model,
+                memory_bytes=memory,
+                limit_bytes=None if memory is None else int(memory * recipe.plan.memory_fraction),
+                optimizer_s_per_parameter=figures.optimizer_s_per_parameter,
+                timings={rows: timing_at(figures, rows) for rows in choices},
+                seats=tuple(members),
+            )
+        )
+    for note in notes:
+        log.warning("%s", note)
+    return Problem(
+        model=recipe.model,
+        dtype=recipe.train.dtype,
+        seq_len=recipe.data.seq_len,
+        batch_rows=recipe.train.global_batch_rows,
+        row_choices=choices,
+        max_stages=min(recipe.model.num_layers, recipe.plan.max_stages or len(seats)),
+        kinds=tuple(kinds),
+        links=profile.links,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _check_profile(profile: Profile, recipe: Recipe) -> None:
+    """Refuse figures that were taken for another model."""
+    if profile.model != recipe.model or profile.seq_len != recipe.data.seq_len:
+        raise NoPlanError(
+            f"the profile is of recipe {profile.recipe} with another model or seq_len"
+            f" ({profile.seq_len}, now {recipe.data.seq_len})",
+            hint=f"run `hetrun profile` again with recipe {recipe.name}",
+        )
+
+
+def _seats(facts: Facts, targets: Mapping[str, TorchTarget]) -> list[Seat]:
+    """Return all devices of the hosts that answered, hosts in canonical order."""
+    answered = []
+    for host in facts.hosts:
+        if host.error is None:
+            answered.append(host)
+        else:
+            log.warning("%s is left out: %s", host.spec.name, host.error)
+    seats = []
+    for number, host in enumerate(sorted(answered, key=_host_order)):
+        for device in sorted(host.devices, key=lambda device: device.index):
+            target = EMULATED if device.emulated else targets.get(device.vendor)
+            if target is None:
+                raise NoPlanError(
+                    f"nobody knows how torch names the devices of {device.vendor}",
+                    host=host.spec.name,
+                    hint="known are: " + (", ".join(sorted(targets)) or "none"),
+                )
+            seats.append(Seat(host.spec.name, number, device, target))
+    return seats
+
+
+def _host_order(host: HostFacts) -> tuple[list[tuple[str, str]], list[tuple[int, str]]]:
+    """Order hosts by what is in them, then by name (a2 before a10)."""
+    inside = sorted((device.vendor, device.model or UNKNOWN_MODEL) for device in host.devices)
+    parts = re.findall(r"\d+|\D+", host.spec.name)
+    return inside, [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def _grouped(seats: Sequence[Seat]) -> dict[tuple[str, str, int | None], list[Seat]]:
+    """Group seats by what the planner can tell apart."""
+    groups: dict[tuple[str, str, int | None], list[Seat]] = {}
+    for seat in seats:
+        device = seat.device
+        memory = None if device.memory.value is None else int(device.memory.value)
+        key = (device.vendor, device.model or UNKNOWN_MODEL, memory)
+        groups.setdefault(key, []).append(seat)
+    return groups
+
+
+def _kind_order(item: tuple[tuple[str, str, int | None], list[Seat]]) -> tuple[str, str, int]:
+    vendor, model, memory = item[0]
+    return vendor, model, -1 if memory is None else memory
+
+
+def _figures(profile: Profile, seat: Seat, *, vendor: str, model: str) -> DeviceProfile:
+    """Return what was measured for a device model."""
+    for figures in profile.devices:
+        if (figures.vendor, figures.model) == (vendor, model):
+            return figures
+    raise NoPlanError(
+        f"no figures for {vendor} {model} on {seat.name}",
+        hint="run `hetrun profile` after `hetrun probe`",
+    )
+
+
+def _row_notes(figures: DeviceProfile, choices: Sequence[int]) -> list[str]:
+    """Say which microbatch sizes were never measured."""
+    beyond = [rows for rows in choices if is_extrapolated(figures, rows)]
+    if not beyond:
+        return []
+    measured = ", ".join(str(timing.rows) for timing in figures.timings)
+    sizes = ", ".join(str(rows) for rows in beyond)
+    return [
+        f"{figures.vendor} {figures.model}: times for microbatches of {sizes} rows are"
+        f" extrapolated from {measured}"
+    ]

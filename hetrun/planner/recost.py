@@ -1,0 +1,237 @@
+"""A second evaluator of a split, from profile and recipe alone. Shares no code with the first, so that both can be wrong but not alike."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from hetrun import arch
+from hetrun.model import (
+    Link,
+    LinkKind,
+    ModelSpec,
+    Profile,
+    RankPlan,
+    Recipe,
+    ReplicaPlan,
+    Split,
+    StagePlan,
+)
+
+
+def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
+    """Evaluate a split from profile and recipe alone; return seconds per step."""
+    clocks = [0.0] * len(split.ranks)
+    for replica in split.replicas:
+        for stage, end_s in zip(
+            replica.stages, _replay(replica, split.ranks, profile, recipe), strict=True
+        ):
+            for rank in stage.ranks:
+                clocks[rank] = end_s
+    width = {"fp64": 8, "fp32": 4, "bf16": 2}[recipe.train.dtype.value]
+    for members, parameters in _owner_sets(split, recipe.model):
+        _meet(clocks, members, parameters * width, split.ranks, profile.links)
+    _meet(clocks, tuple(range(len(clocks))), 24, split.ranks, profile.links)
+    for replica in split.replicas:
+        for stage in replica.stages:
+            for rank in stage.ranks:
+                per_parameter_s = _figures(profile, split.ranks[rank])[1]
+                clocks[rank] += per_parameter_s * _parameters(stage, recipe.model)
+    return max(clocks)
+
+
+def _figures(profile: Profile, rank: RankPlan) -> tuple[list[tuple[int, list[float]]], float]:
+    """Return measured points of a rank's device and its seconds per parameter."""
+    for device in profile.devices:
+        if (device.vendor, device.model) == (rank.vendor, rank.model):
+            points = [
+                (
+                    t.rows,
+                    [
+                        t.layer_forward_s,
+                        t.layer_backward_s,
+                        t.embedding_forward_s,
+                        t.embedding_backward_s,
+                        t.head_forward_s,
+                        t.head_backward_s,
+                    ],
+                )
+                for t in device.timings
+            ]
+            return points, device.optimizer_s_per_parameter
+    raise ValueError(f"rank {rank.rank}: no figures for {rank.vendor} {rank.model}")
+
+
+def _interpolate(points: list[tuple[int, list[float]]], rows: int) -> list[float]:
+    """Straight lines between points; constant below; the last slope (or proportion) above."""
+    if rows <= points[0][0]:
+        return points[0][1]
+    for number in range(1, len(points)):
+        if rows <= points[number][0]:
+            (x0, low), (x1, high) = points[number - 1], points[number]
+            return [a + (b - a) * (rows - x0) / (x1 - x0) for a, b in zip(low, high, strict=True)]
+    x1, high = points[-1]
+    slopes = [value / x1 for value in high]
+    if len(points) > 1:
+        x0, low = points[-2]
+        measured = [(b - a) / (x1 - x0) for a, b in zip(low, high, strict=True)]
+        slopes = [m if m > 0 else s for m, s in zip(measured, slopes, strict=True)]
+    return [value + slope * (rows - x1) for value, slope in zip(high, slopes, strict=True)]
+
+
+def _stage_work(
+    stage: StagePlan, profile: Profile, rank: RankPlan, rows: int
+) -> tuple[float, float]:
+    """Return seconds of forward and backward of one microbatch."""
+    lf, lb, ef, eb, hf, hb = _interpolate(_figures(profile, rank)[0], rows)
+    holds = (stage.num_layers, int(stage.has_embedding), int(stage.has_head))
+    forward_s = sum(n * s for n, s in zip(holds, (lf, ef, hf), strict=True))
+    backward_s = sum(n * s for n, s in zip(holds, (lb, eb, hb), strict=True))
+    return forward_s, backward_s
+
+
+def _replay(
+    replica: ReplicaPlan, ranks: tuple[RankPlan, ...], profile: Profile, recipe: Recipe
+) -> list[float]:
+    """Play 1F1B with a queue of events: an action is released once the two it waits for have ended."""
+    stages, count = replica.stages, replica.num_microbatches
+    on = [ranks[stage.ranks[0]] for stage in stages]
+    width = {"fp64": 8, "fp32": 4, "bf16": 2}[recipe.train.dtype.value]
+    rows, model = replica.microbatch_rows, recipe.model
+    sent = rows * recipe.data.seq_len * model.hidden_size * width
+    hops = [_hop(profile.links, a, b) for a, b in pairwise(on)]
+    send_s = [hop.latency_s + sent / hop.bytes_per_s for hop in hops]
+    work = [_stage_work(s, profile, r, rows) for s, r in zip(stages, on, strict=True)]
+    orders = [_order(min(stage.window, count), count) for stage in stages]
+    place = [0] * len(stages)
+    arrived: dict[tuple[int, str, int], float] = {(0, "F", i): 0.0 for i in range(count)}
+    free_s = [0.0] * len(stages)
+    queue: list[tuple[float, int]] = []
+
+    def release(index: int) -> None:
+        """Queue the next action of a stage if its input is known to arrive."""
+        if place[index] < len(orders[index]):
+            key = (index, *orders[index][place[index]])
+            if key in arrived:
+                heappush(queue, (max(free_s[index], arrived[key]), index))
+
+    release(0)
+    while queue:
+        start_s, index = heappop(queue)
+        kind, i = orders[index][place[index]]
+        place[index] += 1
+        free_s[index] = end_s = start_s + work[index][kind == "B"]
+        target = index + 1 if kind == "F" else index - 1
+        if kind == "F" and target == len(stages):
+            arrived[index, "B", i] = end_s
+        elif target >= 0:
+            hop_s = send_s[min(index, target)]
+            arrived[target, kind, i] = end_s + hop_s
+            if place[target] < 2 * count and orders[target][place[target]] == (kind, i):
+                release(target)
+        release(index)
+    if any(done < 2 * count for done in place):
+        raise ValueError(f"pipeline stalls: stages did {place} of {2 * count} actions")
+    return free_s
+
+
+def _order(window: int, count: int) -> list[tuple[str, int]]:
+    """Return forwards and backwards of a stage: `window` forwards, then in turn, then what is left."""
+    order: list[tuple[str, int]] = []
+    forwards = backwards = 0
+    while backwards < count:
+        if forwards < count and forwards - backwards < window:
+            order.append(("F", forwards))
+            forwards += 1
+        else:
+            order.append(("B", backwards))
+            backwards += 1
+    return order
+
+
+def _parameters(stage: StagePlan, model: ModelSpec) -> int:
+    """Return parameters that a stage updates."""
+    matrix = model.vocab_size * model.hidden_size
+    held = stage.num_layers * arch.layer_parameters(model) + stage.has_head * model.hidden_size
+    if model.tied_embeddings:
+        return held + (matrix if stage.has_embedding or stage.has_head else 0)
+    return held + stage.has_embedding * matrix + stage.has_head * matrix
+
+
+def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], int]]:
+    """Return rank sets that share gradients, with their parameters, head first."""
+    matrix = model.vocab_size * model.hidden_size
+    tied = model.tied_embeddings
+    units: list[tuple[set[int], int]] = []
+    stages = [stage for replica in split.replicas for stage in replica.stages]
+    heads = {rank for stage in stages if stage.has_head for rank in stage.ranks}
+    tables = {rank for stage in stages if stage.has_embedding for rank in stage.ranks}
+    units.append((heads, model.hidden_size + (0 if tied else matrix)))
+    for layer in reversed(range(model.num_layers)):
+        holders = {
+            rank
+            for stage in stages
+            if stage.first_layer <= layer < stage.first_layer + stage.num_layers
+            for rank in stage.ranks
+        }
+        units.append((holders, arch.layer_parameters(model)))
+    units.append((tables | heads if tied else tables, matrix))
+    sets: dict[tuple[int, ...], int] = {}
+    for holders, parameters in units:
+        key = tuple(sorted(holders))
+        sets[key] = sets.get(key, 0) + parameters
+    return [(members, parameters) for members, parameters in sets.items() if len(members) > 1]
+
+
+def _meet(
+    clocks: list[float],
+    members: tuple[int, ...],
+    num_bytes: float,
+    ranks: tuple[RankPlan, ...],
+    links: tuple[Link, ...],
+) -> None:
+    """Let ranks all-reduce together: start when the last is there, rings inside vendors, then a ring of vendors."""
+    islands: dict[str, set[tuple[str, int]]] = {}
+    for rank in members:
+        islands.setdefault(ranks[rank].vendor, set()).add((ranks[rank].host, rank))
+    inside_s = [0.0]
+    for vendor, seats in islands.items():
+        size = len(seats)
+        if size > 1:
+            one_host = len({host for host, _ in seats}) == 1
+            kind = LinkKind.INSIDE_HOST if one_host else LinkKind.INSIDE_ISLAND
+            link = _find(links, kind, vendor, vendor)
+            hop_s = link.latency_s + num_bytes / (size * link.bytes_per_s)
+            inside_s.append((2 * size - 2) * hop_s)
+    names = sorted(islands)
+    across_s = 0.0
+    if len(names) > 1:
+        pairs = [(names[i], names[(i + 1) % len(names)]) for i in range(len(names))]
+        ring = [_find(links, LinkKind.ACROSS, a, b) for a, b in pairs]
+        hop_s = max(hop.latency_s + num_bytes / (len(names) * hop.bytes_per_s) for hop in ring)
+        across_s = (2 * len(names) - 2) * hop_s
+    end_s = max(clocks[rank] for rank in members) + max(inside_s) + across_s
+    for rank in members:
+        clocks[rank] = end_s
+
+
+def _hop(links: tuple[Link, ...], a: RankPlan, b: RankPlan) -> Link:
+    """Return the link between neighbours of a pipeline."""
+    if a.vendor != b.vendor:
+        return _find(links, LinkKind.ACROSS, a.vendor, b.vendor)
+    kind = LinkKind.INSIDE_HOST if a.host == b.host else LinkKind.INSIDE_ISLAND
+    return _find(links, kind, a.vendor, a.vendor)
+
+
+def _find(links: tuple[Link, ...], kind: LinkKind, a: str, b: str) -> Link:
+    """Return the first link of the most specific sort: both vendors named, then one, then none."""
+    for num_named in (2, 1, 0):
+        for link in links:
+            named = [vendor for vendor in (link.a, link.b) if vendor is not None]
+            if link.kind is not kind or len(named) != num_named:
+                continue
+            if num_named == 2 and sorted(named) != sorted((a, b)):
+                continue
+            if set(named) <= {a, b}:
+                return link
+    raise ValueError(f"no link {kind.value} between {a} and {b}")

@@ -1,0 +1,175 @@
+"""Best split of a problem: enumerate shapes, compose them, simulate the best. Says why where nothing fits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import islice, permutations
+
+from hetrun.errors import NoPlanError
+from hetrun.model import GIB
+from hetrun.planner.bound import lower_bound
+from hetrun.planner.compose import combos
+from hetrun.planner.drafts import (
+    Candidate,
+    best_of,
+    groups_of,
+    judge,
+    polish,
+    widened,
+)
+from hetrun.planner.estimate import Combo, estimate_s
+from hetrun.planner.problem import Problem
+from hetrun.planner.shapes import ShapeMaker, enumerate_shapes
+
+log = logging.getLogger(__name__)
+
+NUM_SIMULATED = 50  # combinations that the simulator ranks
+_NUM_POLISHED = 4
+_POLISH_BUDGET = 60  # simulations per polished combination
+_MOST_ORDERS = 24
+_EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The best combination, the best that is built otherwise, and whether memory stood in the way."""
+
+    best: Candidate
+    runner_up: Candidate | None
+    memory_bound: bool
+    num_combinations: int
+
+
+def search(problem: Problem) -> Outcome:
+    """Return the quickest split within the allowed shapes.
+
+    Raises:
+        NoPlanError: nothing fits, or the batch cannot be made of whole microbatches.
+    """
+    _check_batch(problem)
+    maker = ShapeMaker(problem)
+    shapes = enumerate_shapes(maker)
+    if not shapes:
+        raise shortage(maker)
+    ranked: dict[Combo, float] = {}
+    for combo in combos(problem, shapes, lower_bound(problem).compute_s):
+        if combo not in ranked:
+            seconds = estimate_s(problem, combo)
+            if seconds is not None:
+                ranked[combo] = seconds
+    first = nsmallest(NUM_SIMULATED, enumerate(ranked), key=lambda item: (ranked[item[1]], item[0]))
+    judged = _simulate(maker, [combo for _, combo in first])
+    if not judged:
+        raise NoPlanError(
+            f"no whole microbatches of {list(problem.row_choices)} rows share out"
+            f" {problem.batch_rows} rows",
+            hint="add 1 to train.microbatch_rows, or change train.global_batch_rows",
+        )
+    polished = _polish_best(maker, judged)
+    best = best_of(polished)
+    others = [c for c in [*polished, *judged] if _outline(c) != _outline(best)]
+    log.debug("%d shapes, %d combinations", len(shapes), len(ranked))
+    return Outcome(
+        best=best,
+        runner_up=best_of(others) if others else None,
+        memory_bound=maker.dropped_for_memory > 0 or any(shape.memory_bound for shape in shapes),
+        num_combinations=len(ranked),
+    )
+
+
+def _simulate(maker: ShapeMaker, ranked: Sequence[Combo]) -> list[Candidate]:
+    """Judge combinations in order, each with plain and with wider windows, until the budget of events is spent."""
+    problem = maker.problem
+    judged: list[Candidate] = []
+    events = 0
+    for combo in ranked:
+        groups = groups_of(problem, combo)
+        if groups is None:
+            continue
+        plain = judge(problem, groups)
+        judged.append(plain)
+        events += sum(4 * g.shape.num_stages * g.counts[0] for g in groups)
+        wider = widened(maker, plain)
+        if wider != groups and plain.layout.cost.p2p_s > 0:
+            judged.append(judge(problem, wider))
+            events += sum(4 * g.shape.num_stages * g.counts[0] for g in groups)
+        if events > _EVENTS_BUDGET:
+            break
+    return judged
+
+
+def _polish_best(maker: ShapeMaker, judged: Sequence[Candidate]) -> list[Candidate]:
+    """Polish the best few that differ in their outline; more of them where simulations are short."""
+    chosen: dict[tuple[object, ...], Candidate] = {}
+    for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
+        chosen.setdefault(_outline(candidate), candidate)
+    polished = []
+    for candidate in list(chosen.values())[:_NUM_POLISHED]:
+        events = sum(4 * g.shape.num_stages * g.counts[0] for g in candidate.groups)
+        budget = min(_POLISH_BUDGET, _EVENTS_BUDGET // (4 * _NUM_POLISHED * max(1, events)))
+        polished.append(polish(maker, candidate, budget=budget))
+    return polished
+
+
+def _outline(candidate: Candidate) -> tuple[object, ...]:
+    """Return what makes two candidates the same in the eyes of a reader: replicas and their blocks."""
+    return tuple(sorted((g.shape.kinds, len(g.counts)) for g in candidate.groups))
+
+
+def _check_batch(problem: Problem) -> None:
+    """Refuse a batch that no number of whole microbatches makes up."""
+    reachable = {0}
+    for rows in problem.row_choices:
+        for total in range(rows, problem.batch_rows + 1):
+            if total - rows in reachable:
+                reachable.add(total)
+    if problem.batch_rows not in reachable:
+        raise NoPlanError(
+            f"{problem.batch_rows} rows per step cannot be made of microbatches of"
+            f" {list(problem.row_choices)} rows",
+            hint="add a divisor of train.global_batch_rows to train.microbatch_rows",
+        )
+
+
+def shortage(maker: ShapeMaker) -> NoPlanError:
+    """Return the error that names the group which lacks memory, how much, and what would help."""
+    problem = maker.problem
+    orders = islice(permutations(range(len(problem.kinds))), _MOST_ORDERS)
+    lacking, kind_number, held = min(_lacking(maker, order) for order in orders)
+    kind = problem.kinds[kind_number]
+    have = "; ".join(
+        f"{len(k.seats)} x {k.name} with {(k.limit_bytes or 0) / GIB:.2f} GiB to use"
+        for k in problem.kinds
+    )
+    rows = problem.row_choices[0]
+    knobs = ["add devices", "lower data.seq_len", "train in a smaller dtype"]
+    if rows > 1:
+        knobs.insert(0, "allow smaller train.microbatch_rows")
+    if problem.max_stages < min(problem.num_devices, problem.model.num_layers):
+        knobs.insert(0, f"raise plan.max_stages (now {problem.max_stages})")
+    return NoPlanError(
+        f"no split fits: {kind.name} lacks {max(lacking, 1) / GIB:.2f} GiB ({have}; together they"
+        f" hold {held} of {problem.model.num_layers} layers at {rows} rows per microbatch)",
+        hint=", or ".join(knobs),
+    )
+
+
+def _lacking(maker: ShapeMaker, order: Sequence[int]) -> tuple[int, int, int]:
+    """Return bytes that the deepest pipeline in this order lacks, the tightest kind, and layers held."""
+    problem = maker.problem
+    stages = [kind for kind in order for _ in problem.kinds[kind].seats][: problem.max_stages]
+    rows = problem.row_choices[0]
+    lacking = held = 0
+    room: dict[int, int] = {}
+    for index, kind in enumerate(stages):
+        spare = maker.spare_bytes(kind, rows, size=len(stages), index=index) or 0
+        lacking += max(0, -spare)
+        held += max(0, maker.cap(kind, rows, size=len(stages), index=index))
+        room[kind] = min(room.get(kind, spare), spare)
+    missing = max(0, problem.model.num_layers - held)
+    lacking += missing * maker.layer_bytes(rows, window=1)
+    tightest = min(room, key=lambda kind: (room[kind], kind))
+    return lacking, tightest, min(held, problem.model.num_layers)

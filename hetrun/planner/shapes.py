@@ -1,0 +1,269 @@
+"""Replica shapes: ordered blocks of equal devices with their exact layer split. How many of each is left to `compose.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations, product
+
+from hetrun import arch
+from hetrun.model import Link, LinkKind
+from hetrun.planner.cost import Piece, send_seconds, stage_parameters, stage_seconds, unit_seconds
+from hetrun.planner.memory import layer_bytes, stage_bytes
+from hetrun.planner.problem import Problem
+from hetrun.planner.split import fill_parts
+from hetrun.schedule import plain_window
+
+_FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
+_MANY_SHAPES = 6000  # above, only two orders of the kinds are tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One pipeline: kind and layers of each stage, rows of a microbatch, and a straight line for its seconds."""
+
+    kinds: tuple[int, ...]  # per stage, index into Problem.kinds
+    layers: tuple[int, ...]
+    rows: int
+    use: tuple[int, ...]  # devices per kind
+    cycle_s: float  # one more microbatch
+    fill_s: float  # what m microbatches take beyond m cycles
+    optimizer_s: float
+    memory_bound: bool  # some stage holds fewer layers than its speed deserves
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return len(self.kinds)
+
+    def seconds(self, num_microbatches: int) -> float:
+        """Return about how long so many microbatches take."""
+        return self.fill_s + num_microbatches * self.cycle_s
+
+
+def pieces(layers: Sequence[int]) -> tuple[Piece, ...]:
+    """Say what each stage of a pipeline holds."""
+    last = len(layers) - 1
+    return tuple(
+        Piece(num_layers=count, has_embedding=index == 0, has_head=index == last)
+        for index, count in enumerate(layers)
+    )
+
+
+class ShapeMaker:
+    """Makes shapes of one problem and remembers what their stages can hold."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.dropped_for_memory = 0
+        self._caps: dict[tuple[int, int, int, bool, bool], int] = {}
+
+    def make(self, kinds: Sequence[int], rows: int) -> Shape | None:
+        """Split the layers over stages of these kinds, at least one each; None where they do not fit."""
+        problem = self.problem
+        size = len(kinds)
+        num_layers = problem.model.num_layers
+        if size > num_layers:
+            return None
+        unit_s, start_s, caps = [], [], []
+        for index, kind in enumerate(kinds):
+            layer_s, embedding_s, head_s = unit_seconds(problem.kinds[kind].timings[rows])
+            first, last = index == 0, index == size - 1
+            unit_s.append(layer_s)
+            start_s.append(layer_s + embedding_s * first + head_s * last)
+            caps.append(self.cap(kind, rows, size=size, index=index) - 1)
+        if min(caps) < 0 or sum(caps) < num_layers - size:
+            self.dropped_for_memory += 1
+            return None
+        more = fill_parts(num_layers - size, unit_s, start_s=start_s, caps=caps)
+        spare = num_layers - size
+        bound = any(count == cap < spare for count, cap in zip(more, caps, strict=True))
+        return self.finish(kinds, [count + 1 for count in more], rows, memory_bound=bound)
+
+    def finish(
+        self, kinds: Sequence[int], layers: Sequence[int], rows: int, *, memory_bound: bool
+    ) -> Shape:
+        """Return a shape with these layers and its straight line, whether or not it fits."""
+        problem = self.problem
+        stages = []
+        optimizer_s = 0.0
+        for kind, piece in zip(kinds, pieces(layers), strict=True):
+            stages.append(stage_seconds(problem.kinds[kind].timings[rows], piece))
+            per_parameter_s = problem.kinds[kind].optimizer_s_per_parameter
+            optimizer_s = max(optimizer_s, per_parameter_s * stage_parameters(problem.model, piece))
+        cycle_s = max(forward_s + backward_s for forward_s, backward_s in stages)
+        typical = self._typical_microbatches(kinds, rows)
+        end_s = _end_without_links(stages, typical) + 2 * self._links_s(kinds, rows)
+        return Shape(
+            kinds=tuple(kinds),
+            layers=tuple(layers),
+            rows=rows,
+            use=tuple(list(kinds).count(kind) for kind in range(len(problem.kinds))),
+            cycle_s=cycle_s,
+            fill_s=end_s - typical * cycle_s,
+            optimizer_s=optimizer_s,
+            memory_bound=memory_bound,
+        )
+
+    def fits(self, shape: Shape, windows: Sequence[int]) -> bool:
+        """Whether every stage stays within its device's memory with these windows."""
+        problem = self.problem
+        for kind, piece, window in zip(shape.kinds, pieces(shape.layers), windows, strict=True):
+            limit = problem.kinds[kind].limit_bytes
+            if limit is not None and limit < self._bytes(piece, shape.rows, window):
+                return False
+        return True
+
+    def _bytes(self, piece: Piece, rows: int, window: int) -> int:
+        problem = self.problem
+        return stage_bytes(
+            problem.model,
+            problem.dtype,
+            piece,
+            rows=rows,
+            seq_len=problem.seq_len,
+            window=self._held(window, rows),
+        )
+
+    def cap(self, kind: int, rows: int, *, size: int, index: int) -> int:
+        """Return how many layers stage `index` of `size` can hold, -1 where not even none; remembered."""
+        window = plain_window(size, index)
+        key = (kind, rows, window, index == 0, index == size - 1)
+        if key not in self._caps:
+            spare = self.spare_bytes(kind, rows, size=size, index=index)
+            if spare is None:
+                self._caps[key] = self.problem.model.num_layers
+            elif spare < 0:
+                self._caps[key] = -1
+            else:
+                most = spare // self.layer_bytes(rows, window=window)
+                self._caps[key] = min(self.problem.model.num_layers, most)
+        return self._caps[key]
+
+    def spare_bytes(self, kind: int, rows: int, *, size: int, index: int) -> int | None:
+        """Return what stage `index` of `size` has left for layers; None: no limit is known."""
+        limit = self.problem.kinds[kind].limit_bytes
+        if limit is None:
+            return None
+        empty = Piece(num_layers=0, has_embedding=index == 0, has_head=index == size - 1)
+        return limit - self._bytes(empty, rows, plain_window(size, index))
+
+    def layer_bytes(self, rows: int, *, window: int) -> int:
+        """Return what one more layer adds to a stage with this window."""
+        problem = self.problem
+        return layer_bytes(
+            problem.model,
+            problem.dtype,
+            rows=rows,
+            seq_len=problem.seq_len,
+            window=self._held(window, rows),
+        )
+
+    def _held(self, window: int, rows: int) -> int:
+        """Return how many microbatches can be in flight: no more than the batch has."""
+        return min(window, -(-self.problem.batch_rows // rows))
+
+    def _typical_microbatches(self, kinds: Sequence[int], rows: int) -> int:
+        """Return about how many microbatches such a replica gets: its share of the summed speed."""
+        problem = self.problem
+        num_layers = problem.model.num_layers
+        speeds = [kind.rows_per_s(num_layers) for kind in problem.kinds]
+        total = sum(
+            speed * len(kind.seats) for speed, kind in zip(speeds, problem.kinds, strict=True)
+        )
+        share = sum(speeds[kind] for kind in kinds) / total
+        return max(1, round(problem.batch_rows * share / rows))
+
+    def _links_s(self, kinds: Sequence[int], rows: int) -> float:
+        """Return the seconds that one microbatch spends on links, one way, on likely seats."""
+        problem = self.problem
+        num_bytes = arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
+        total_s = 0.0
+        for a, b in pairwise(kinds):
+            together = problem.kinds[a].most_on_one_host >= list(kinds).count(a)
+            total_s += send_seconds(likely_link(problem, a, b, together=together), num_bytes)
+        return total_s
+
+
+def likely_link(problem: Problem, a: int, b: int, *, together: bool) -> Link:
+    """Return the link between two kinds, inside a host if the block sits together in one."""
+    first, second = problem.kinds[a], problem.kinds[b]
+    if first.vendor != second.vendor:
+        kind = LinkKind.ACROSS
+    elif (a == b and together) or _same_single_host(problem, a, b):
+        kind = LinkKind.INSIDE_HOST
+    else:
+        kind = LinkKind.INSIDE_ISLAND
+    return problem.link(kind, first.vendor, second.vendor)
+
+
+def _same_single_host(problem: Problem, a: int, b: int) -> bool:
+    hosts = {seat.host_number for kind in (a, b) for seat in problem.kinds[kind].seats}
+    return len(hosts) == 1
+
+
+def _end_without_links(stages: Sequence[tuple[float, float]], num_microbatches: int) -> float:
+    """Return when plain 1F1B ends with free links: exact for balanced stages, 0.2 % off for random ones."""
+    size = len(stages)
+    rest_s = sum(forward_s + backward_s for forward_s, backward_s in stages)
+    before_s = end_s = 0.0
+    for index, (forward_s, backward_s) in enumerate(stages):
+        rest_s -= forward_s + backward_s
+        ahead = min(plain_window(size, index), num_microbatches) - 1
+        gap_s = max(0.0, rest_s - ahead * forward_s), max(0.0, rest_s - ahead * backward_s)
+        waits_s = sum(gap_s) if num_microbatches > ahead + 1 else max(gap_s)
+        end_s = max(end_s, before_s + num_microbatches * (forward_s + backward_s) + waits_s)
+        before_s += forward_s + backward_s
+    return end_s
+
+
+def enumerate_shapes(maker: ShapeMaker) -> list[Shape]:
+    """Return all shapes that fit: at most one block per kind, any order, any microbatch size."""
+    problem = maker.problem
+    uses = list(_uses(problem))
+    few = len(uses) * len(problem.row_choices) <= _MANY_SHAPES
+    shapes = []
+    for use in uses:
+        for order in _orders(problem, use, few=few):
+            stages = [kind for kind in order for _ in range(use[kind])]
+            for rows in problem.row_choices:
+                shape = maker.make(stages, rows)
+                if shape is not None:
+                    shapes.append(shape)
+    return shapes
+
+
+def block_sizes(count: int, most: int) -> tuple[int, ...]:
+    """Return the block sizes to try for `count` devices: all small ones, then a grid and even shares."""
+    largest = min(count, most)
+    sizes = set(range(1, min(largest, _FULL_GRID) + 1))
+    sizes |= {count // parts for parts in range(1, 9) if 1 <= count // parts <= largest}
+    step = 4
+    size = 16
+    while size <= largest:
+        sizes.add(size)
+        step = max(step, size // 4)
+        size += step
+    return tuple(sorted(sizes))
+
+
+def _uses(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Yield devices per kind for one replica; with more than three kinds, at most three in one."""
+    sizes = [(0, *block_sizes(len(kind.seats), problem.max_stages)) for kind in problem.kinds]
+    most_kinds = 3 if len(sizes) <= 3 else 2
+    for use in product(*sizes):
+        mixed = sum(count > 0 for count in use)
+        if 1 <= mixed <= most_kinds and sum(use) <= problem.max_stages:
+            yield use
+
+
+def _orders(problem: Problem, use: Sequence[int], *, few: bool) -> Iterator[tuple[int, ...]]:
+    """Yield the orders of the kinds in a replica: all, or slow first and large memory first."""
+    present = [kind for kind, count in enumerate(use) if count]
+    if few or len(present) <= 2:
+        yield from permutations(present)
+        return
+    rows = problem.row_choices[0]
+    slow_first = sorted(present, key=lambda k: -problem.kinds[k].timings[rows].layer_forward_s)
+    large_first = sorted(present, key=lambda k: -(problem.kinds[k].limit_bytes or 0))
+    yield from dict.fromkeys((tuple(slow_first), tuple(large_first)))

@@ -1,0 +1,73 @@
+"""Sentences of a plan: shapes, verdict, runner-up. Numbers come from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetrun.model import Baseline, RankPlan, ReplicaPlan
+from hetrun.planner.drafts import Candidate
+
+
+def plural(count: int, word: str) -> str:
+    """Return "1 stage", "2 stages"."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def shape_words(replicas: Sequence[ReplicaPlan]) -> str:
+    """Return how many replicas have how many stages, such as "2 replicas x 2 stages + 1 replica x 1 stage"."""
+    depths: dict[int, int] = {}
+    for replica in replicas:
+        depths[len(replica.stages)] = depths.get(len(replica.stages), 0) + 1
+    return " + ".join(
+        f"{plural(count, 'replica')} x {plural(depth, 'stage')}" for depth, count in depths.items()
+    )
+
+
+def blocks_words(ranks: Sequence[RankPlan], replicas: Sequence[ReplicaPlan]) -> str:
+    """Return layers per stage and vendor of each different replica, such as "2 x (emu-a 7, emu-b 3)"."""
+    seen: dict[str, int] = {}
+    for replica in replicas:
+        stages = ", ".join(
+            f"{ranks[stage.ranks[0]].vendor} {stage.num_layers}" for stage in replica.stages
+        )
+        seen[stages] = seen.get(stages, 0) + 1
+    return " + ".join(f"{count} x ({stages})" for stages, count in seen.items())
+
+
+def runner_up_words(best: Candidate, other: Candidate | None) -> str:
+    """Return the best split that is built otherwise, and what it costs more."""
+    if other is None:
+        return ""
+    layout = other.layout
+    more = other.step_s / best.step_s - 1
+    cost = "equally quick" if more < 5e-5 else f"{more:.2%} slower"
+    blocks = blocks_words(layout.ranks, layout.replicas)
+    return f"{shape_words(layout.replicas)}, layers {blocks}: {cost}"
+
+
+def verdict_words(
+    best: Candidate, batch_rows: int, baselines: Sequence[Baseline], *, notes: Sequence[str]
+) -> str:
+    """Return whether mixing pays against the best single vendor, and what the figures leave open."""
+    return " ".join([_mixing(best, batch_rows, baselines), *(f"{note}." for note in notes)])
+
+
+def _mixing(best: Candidate, batch_rows: int, baselines: Sequence[Baseline]) -> str:
+    if len(baselines) == 1:
+        return f"All devices are {baselines[0].vendor}: there is nothing to mix."
+    rows_per_s = batch_rows / best.step_s
+    able = [b for b in baselines if b.rows_per_s is not None]
+    if not able:
+        return "Mixing is the only way: no vendor can train this model alone."
+    alone = max(able, key=lambda b: b.rows_per_s or 0.0)
+    ratio = rows_per_s / (alone.rows_per_s or 1.0)
+    used = {rank.vendor for rank in best.layout.ranks}
+    compared = f"{rows_per_s:.4g} rows/s against {alone.rows_per_s:.4g} of {alone.vendor} alone"
+    if len(used) == 1:
+        return (
+            f"Mixing does not pay: {', '.join(sorted(used))} alone is quickest ({compared}),"
+            " the other devices stay idle."
+        )
+    if ratio < 1.05:
+        return f"Mixing hardly pays: {ratio:.2f}x the best single vendor ({compared})."
+    return f"Mixing pays: {ratio:.2f}x the best single vendor ({compared})."
