@@ -9,7 +9,6 @@ import functools
 import json
 import logging
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +37,7 @@ from hetrun.report.words import (
 )
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+    from hetrun.launch.files import HostCommand
 
 __all__ = [
     "format_bytes",
@@ -148,18 +147,13 @@ def show_outcome(outcome: RunOutcome, run_dir: Path, *, as_json: bool) -> None:
         print_text(printable(str(run_dir)))
 
 
-def show_dry_run(commands: Sequence[DataclassInstance], *, as_json: bool) -> None:
+def show_dry_run(commands: Sequence[HostCommand], *, as_json: bool) -> None:
     """Show each host's files and exact command, on stdout; nothing was started."""
-    plain = [asdict(command) for command in commands]
     if as_json:
-        _write(json.dumps(plain, indent=1, ensure_ascii=False, default=_as_text) + "\n")
+        rows = [asdict(command) for command in commands]
+        print_text(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    for number, fields in enumerate(plain):
-        if number:
-            _write("\n")
-        for name, value in fields.items():
-            for line in _field_lines(name, value):
-                _write(printable(line, max_chars=_MOST_CHARS) + "\n")
+    print_text("\n\n".join(printable(str(command), max_chars=_MOST_CHARS) for command in commands))
 
 
 @contextmanager
@@ -206,24 +200,6 @@ def _show(noun: T, view: Callable[[T], RenderableType], path: Path, *, as_json: 
         return
     talk().print(view(noun))
     _say(cell(f"saved: {path}", "dim"))
-
-
-def _field_lines(name: str, value: object) -> Iterator[str]:
-    """A command on one line as a shell takes it, files and variables one a line, the rest as it stands."""
-    if isinstance(value, (list, tuple)):
-        yield f"{name}: {shlex.join(_as_text(item) for item in value)}"
-    elif isinstance(value, dict):
-        yield f"{name}:"
-        for key, item in value.items():
-            lines = _as_text(item).splitlines() or [""]
-            yield f"  {key}: {lines[0]}"
-            yield from (f"    {line}" for line in lines[1:])
-    else:
-        yield f"{name}: {_as_text(value)}"
-
-
-def _as_text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _failure(start: str, failure: Failure) -> str:

@@ -37,16 +37,20 @@ def read_events(path: Path, warn: Callable[[str], None]) -> Iterator[Event]:
     """
     adapter = _adapter()
     unknown: set[str] = set()
+    torn: ConfigError | None = None
+    where = str(path)
     for number, line in _lines(path):
         if not line.strip():
             continue
+        if torn is not None:  # only the last line may be torn
+            raise torn
         where = f"{path} line {number}"
         try:
             event = adapter.validate_json(line, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            if first["type"] == "json_invalid" and not line.endswith(b"\n"):
-                warn(f"{where}: torn, passed over; the rank was stopped while it wrote")
+            if first["type"] == "json_invalid":
+                torn = _wrong(where, "", "is not JSON")
                 continue
             name = _unknown_event(line) if first["type"] == "union_tag_invalid" else None
             if name is None:
@@ -57,6 +61,8 @@ def read_events(path: Path, warn: Callable[[str], None]) -> Iterator[Event]:
             continue
         _check(event, where)
         yield event
+    if torn is not None:
+        warn(f"{where}: torn, passed over; the rank was stopped while it wrote")
 
 
 def _adapter() -> TypeAdapter[Event]:
@@ -108,8 +114,6 @@ def _what(error: Any) -> tuple[str, str]:
     if error["type"] == "union_tag_invalid":
         return "", "is no event: it has no field `event` with a name"
     shown = printable(repr(error.get("input")), max_chars=60)
-    if error["type"] == "json_invalid":
-        return "", "is not JSON"
     if error["type"] == "missing":
         return key, "is missing"
     return key, f"is {shown}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from hetrun.cli import render
 from hetrun.cli.results import plan_view
 from hetrun.cli.tables import facts_view
 from hetrun.errors import HostError
+from hetrun.launch.files import HostCommand
 from hetrun.model import (
     GIB,
     Baseline,
@@ -306,24 +307,21 @@ def test_an_outcome_puts_the_root_cause_first_and_the_folder_on_stdout(
     assert json.loads(capfd.readouterr().out)["status"] == "failed"
 
 
-@dataclass(frozen=True)
-class Command:
-    host: str
-    argv: tuple[str, ...]
-    files: dict[str, bytes]
-
-
-def test_a_dry_run_shows_commands_as_a_shell_takes_them(capfd: pytest.CaptureFixture[str]) -> None:
-    commands = [Command("a1", ("torchrun", "-m", "a b"), {"plan.json": b'{"a":\n1}'})]
-    render.show_dry_run(commands, as_json=False)
+def test_a_dry_run_shows_the_commands_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    command = HostCommand(
+        host="a1",
+        ranks=(0, 1),
+        argv=("python3", "-m", "a b"),
+        env={"A": HOSTILE},
+        rank_env={},
+        files={"plan.json": "0" * 64},
+    )
+    render.show_dry_run([command, replace(command, host="b1", ranks=(2,))], as_json=False)
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.splitlines() == [
-        "host: a1",
-        "argv: torchrun -m 'a b'",
-        "files:",
-        '  plan.json: {"a":',
-        "    1}",
-    ]
-    render.show_dry_run(commands, as_json=True)
-    assert json.loads(capfd.readouterr().out)[0]["argv"] == ["torchrun", "-m", "a b"]
+    assert "a1 (ranks 0-1)" in out
+    assert "b1 (rank 2)" in out
+    assert out.count("  run   python3 -m 'a b'\n") == 2
+    assert "\x1b" not in out
+    render.show_dry_run([command], as_json=True)
+    assert json.loads(capfd.readouterr().out)[0]["argv"] == ["python3", "-m", "a b"]

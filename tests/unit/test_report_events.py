@@ -32,9 +32,10 @@ def test_every_kind_of_event_comes_back_as_it_was_written(tmp_path: Path) -> Non
     assert warnings == []
 
 
-def test_a_torn_last_line_is_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["", "\n"], ids=["as written", "closed by launch"])
+def test_a_torn_last_line_is_a_warning(tmp_path: Path, end: str) -> None:
     events = rank_events(PLAN, 0)
-    path = lines_of(write_events(tmp_path, 0, events), '{"event": "step", "ra')
+    path = lines_of(write_events(tmp_path, 0, events), '{"event": "step", "ra' + end)
     warnings: list[str] = []
     assert list(read_events(path, warnings.append)) == events
     assert len(warnings) == 1
