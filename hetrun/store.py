@@ -72,7 +72,15 @@ def save(noun: Noun, path: Path) -> None:
     Raises:
         StorageError: the folder is missing or closed, or the disk is full; the old file stands as it was.
     """
-    text = dumps(noun)
+    save_text(dumps(noun), path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Write a text file, whole or not at all, as `save` does.
+
+    Raises:
+        StorageError: as `save`.
+    """
     if path.exists() and not path.is_file():
         raise StorageError(f"{path}: is no plain file", hint="name a file to write to")
     target = path.resolve()
@@ -113,7 +121,7 @@ def _refuse(path: Path, error: OSError) -> NoReturn:
         errno.ENOSPC: f"free some space on the disk of {path.parent}",
         errno.EDQUOT: f"free some of your quota on the disk of {path.parent}",
         errno.ENOENT: f"make the folder first: mkdir -p {path.parent}",
-        errno.EACCES: "choose another file with --output",
-        errno.EROFS: "choose another file with --output",
+        errno.EACCES: "choose another file with --out",
+        errno.EROFS: "choose another file with --out",
     }.get(error.errno or 0)
     raise StorageError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error

@@ -46,9 +46,12 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also say what is going on.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also say what is going on.")
+    ] = False,
     version: Annotated[  # noqa: ARG001 - typer calls _show_version with it
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Set up what all commands share."""
@@ -70,10 +73,12 @@ def probe(
         facts = prober.probe(loaded, progress=progress)
     store.save(facts, out)
     render.show_facts(facts, out, as_json=json)
-    raise typer.Exit(int(prober.exit_code(facts)))
+    raise typer.Exit(int(prober.answered(facts).exit_code))
 
 
-@app.command(epilog="Example: hetrun profile recipes/tiny-llama.yaml --facts facts.json -o profile.json")
+@app.command(
+    epilog="Example: hetrun profile recipes/tiny-llama.yaml --facts facts.json -o profile.json"
+)
 def profile(
     recipe: RecipeFile,
     facts: FactsFile = Path("facts.json"),
@@ -89,7 +94,9 @@ def profile(
     render.show_profile(result, out, as_json=json)
 
 
-@app.command(epilog="Example: hetrun plan recipes/tiny-llama.yaml --facts facts.json --profile profile.json")
+@app.command(
+    epilog="Example: hetrun plan recipes/tiny-llama.yaml --facts facts.json --profile profile.json"
+)
 def plan(
     recipe: RecipeFile,
     facts: FactsFile = Path("facts.json"),
@@ -101,7 +108,7 @@ def plan(
     found, measured = store.load(Facts, facts), store.load(Profile, profile)
     wanted = recipes.load_recipe(recipe)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    targets = prober.torch_targets(found)
+    targets = planner.torch_targets(found)
     chosen = planner.plan(found, measured, wanted, targets=targets, created=created)
     store.save(chosen, out)
     render.show_plan(chosen, out, as_json=json)
@@ -109,10 +116,15 @@ def plan(
 
 @app.command(epilog="Example: hetrun launch plan.json --dry-run")
 def launch(
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="What plan chose.")] = Path("plan.json"),
-    run_root: Annotated[Path, typer.Option("--run-root", help="Where run directories go.")] = Path("runs"),
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="What plan chose.")] = Path(
+        "plan.json"
+    ),
+    run_root: Annotated[Path, typer.Option("--run-root", help="Where run directories go.")] = Path(
+        "runs"
+    ),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show each host's files and exact command; start nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show each host's files and exact command; start nothing."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -134,7 +146,9 @@ def launch(
 def report(
     run: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads this on Python 3.10
-        typer.Argument(metavar="[RUN]", help="A run directory; the newest one below runs/ when left out."),
+        typer.Argument(
+            metavar="[RUN]", help="A run directory; the newest one below runs/ when left out."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -147,9 +161,13 @@ def report(
 
 
 def _newest_run(root: Path) -> Path:
-    runs = sorted((path for path in root.glob("*/plan.json")), key=lambda path: path.stat().st_mtime)
+    runs = sorted(
+        (path for path in root.glob("*/plan.json")), key=lambda path: path.stat().st_mtime
+    )
     if not runs:
-        raise ConfigError(f"{root}: no run there", hint="hetrun launch plan.json, or name a run directory")
+        raise ConfigError(
+            f"{root}: no run there", hint="hetrun launch plan.json, or name a run directory"
+        )
     return runs[-1].parent
 
 

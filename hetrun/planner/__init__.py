@@ -14,10 +14,10 @@ from hetrun.planner.even import even_split
 from hetrun.planner.layout import Layout
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import Outcome, search
-from hetrun.planner.targets import TorchTarget
+from hetrun.planner.targets import TorchTarget, torch_targets
 from hetrun.planner.words import runner_up_words, verdict_words
 
-__all__ = ["TorchTarget", "plan"]
+__all__ = ["TorchTarget", "plan", "torch_targets"]
 
 
 def plan(

@@ -1,8 +1,12 @@
-"""How torch names a vendor's devices, as plain strings. Filled in from `vendors/` by whoever calls the planner."""
+"""How torch names a vendor's devices, as plain strings. The facts themselves stand in `vendors/`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from hetrun.model import Facts
+from hetrun.vendors import get_vendor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +24,26 @@ class TorchTarget:
 
 
 EMULATED = TorchTarget(torch_device="cpu")
+
+
+def torch_targets(facts: Facts) -> Mapping[str, TorchTarget]:
+    """Return the target of every vendor that has a real device in the facts.
+
+    Raises:
+        ConfigError: nobody brings that vendor.
+    """
+    names = {
+        device.vendor for host in facts.hosts for device in host.devices if device.emulated is None
+    }
+    return {name: _target(name) for name in sorted(names)}
+
+
+def _target(name: str) -> TorchTarget:
+    vendor = get_vendor(name)
+    by_uuid = vendor.visible_devices_id == "uuid"
+    return TorchTarget(
+        torch_device=vendor.torch_device,
+        torch_plugin=vendor.torch_plugin,
+        visible_env=vendor.visible_devices_env,
+        visible_by="uuid" if by_uuid else "index",
+    )

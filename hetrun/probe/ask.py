@@ -32,7 +32,11 @@ class Answered(str, Enum):
     @property
     def exit_code(self) -> ExitCode:
         """What `hetrun probe` returns."""
-        return ExitCode.DONE if self is Answered.ALL else ExitCode.UNREACHABLE
+        return {
+            Answered.ALL: ExitCode.DONE,
+            Answered.SOME: ExitCode.SOME_UNREACHABLE,
+            Answered.NONE: ExitCode.UNREACHABLE,
+        }[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

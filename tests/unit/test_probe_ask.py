@@ -51,7 +51,7 @@ def test_silent_host_is_in_the_facts_with_its_error(
     assert [host.error for host in facts.hosts] == [None, "refused the key; try: ssh a2"]
     assert [name for name, _ in seen] == ["a2", "a1"]
     assert answered(facts) is Answered.SOME
-    assert answered(facts).exit_code is ExitCode.UNREACHABLE
+    assert answered(facts).exit_code is ExitCode.SOME_UNREACHABLE
 
 
 def test_this_machine_is_asked_once_for_all_hosts_that_it_plays(
