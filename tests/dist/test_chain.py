@@ -1,0 +1,129 @@
+"""The five commands as a user runs them, on this machine, with emulated chips and real training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INVENTORY = ROOT / "inventories" / "localhost.yaml"
+
+pytestmark = pytest.mark.dist
+
+
+def hetrun(
+    *args: str | Path, cwd: Path, timeout_s: float = 50.0
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hetrun", *map(str, args)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def done(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    result = hetrun(*args, cwd=cwd)
+    assert result.returncode == 0, f"{args}: {result.stderr[-3000:]}"
+    return result
+
+
+def short_recipe(folder: Path, *, steps: int = 12) -> Path:
+    text = (ROOT / "recipes" / "tiny-llama.yaml").read_text()
+    path = folder / "tiny-llama.yaml"
+    path.write_text(text.replace("steps: 80", f"steps: {steps}"))
+    assert f"steps: {steps}" in path.read_text()
+    return path
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Return the command lines of processes that work for runs in this folder, other than this test."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(folder) in line and process.pid != psutil.Process().pid:
+            found.append(line)
+    return found
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chain")
+    recipe = short_recipe(folder)
+    done("probe", INVENTORY, cwd=folder)
+    done("profile", recipe, cwd=folder)
+    done("plan", recipe, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(planned: Path) -> tuple[Path, Path]:
+    result = done("launch", cwd=planned)
+    run_dir = planned / result.stdout.strip().splitlines()[-1]
+    done("report", run_dir, cwd=planned)
+    return planned, run_dir
+
+
+def test_default_file_names_carry_the_chain(planned: Path) -> None:
+    for name in ("facts.json", "profile.json", "plan.json"):
+        assert json.loads((planned / name).read_text())["schema_version"] == 1
+
+
+def test_json_flag_prints_what_was_saved_and_nothing_else(planned: Path) -> None:
+    result = done("plan", "tiny-llama.yaml", "--json", "-o", "again.json", cwd=planned)
+    assert result.stdout == (planned / "again.json").read_text()
+    assert json.loads(result.stdout)["split"]["efficiency"]["e1"]["source"] == "modelled"
+
+
+def test_launch_prints_the_run_directory_and_report_fills_it(finished: tuple[Path, Path]) -> None:
+    _, run_dir = finished
+    names = {path.name for path in run_dir.iterdir()}
+    assert {"plan.json", "launch.json", "events", "logs", "report.json", "report.html"} <= names
+
+
+def test_loss_falls_and_modelled_e1_beats_the_even_split(finished: tuple[Path, Path]) -> None:
+    _, run_dir = finished
+    report: dict[str, Any] = json.loads((run_dir / "report.json").read_text())
+    assert report["steps"] == 12
+    assert report["loss"]["last"] < 0.8 * report["loss"]["first"]
+    assert report["tokens_per_s"] > 0
+    for name in ("e1", "e2", "u"):
+        assert report["efficiency"][name]["kind"] == "modelled"
+    e1, even = (
+        report["efficiency"]["e1"]["value"],
+        report["even_split"]["efficiency"]["e1"]["value"],
+    )
+    assert e1 > even + 0.15, (e1, even)
+
+
+def test_run_on_the_modelled_clock_takes_as_long_as_the_plan_says(
+    finished: tuple[Path, Path],
+) -> None:
+    _, run_dir = finished
+    report = json.loads((run_dir / "report.json").read_text())
+    assert abs(report["prediction_error"]) < 1e-6
+
+
+def test_report_page_needs_nothing_from_outside(finished: tuple[Path, Path]) -> None:
+    page = (finished[1] / "report.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+    assert "modelled" in page
+
+
+def test_nothing_is_left_running(finished: tuple[Path, Path]) -> None:
+    assert processes_in(finished[1]) == []
+
+
+def test_report_without_a_name_takes_the_newest_run(finished: tuple[Path, Path]) -> None:
+    folder, run_dir = finished
+    result = done("report", "--json", cwd=folder)
+    assert json.loads(result.stdout)["run_id"] == run_dir.name
