@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from hetrun.errors import JobError
 
+_TELL_TIMEOUT = timedelta(seconds=10)
+
 
 class DisagreementError(JobError):
     """Two ranks hold different things that must be equal."""
@@ -45,16 +47,24 @@ class Agreement:
             DisagreementError: some ranks differ; every rank raises it.
             JobError: some rank did not come in time.
         """
-        if self._store.add("arrived", 1) == self._world_size:
-            self._store.set("all", "1")
+        self._count("arrived")
         try:
-            self._store.wait(["all"], timeout)
+            self._store.wait(["all arrived"], timeout)
         except RuntimeError as error:  # DistStoreError is one
             arrived = self._store.add("arrived", 0)
             raise JobError(
                 f"{arrived} of {self._world_size} ranks came within {timeout.total_seconds():.0f} s",
                 hint="look at the logs of the ranks that did not start",
             ) from error
-        if self._store.check(["difference"]):
-            difference = json.loads(self._store.get("difference"))
-            raise DisagreementError(difference["words"], hint=difference["hint"])
+        if not self._store.check(["difference"]):
+            return
+        difference = json.loads(self._store.get("difference"))
+        self._count("told")
+        if self._rank == 0:  # the store may live in this process: stay until all have read
+            self._store.wait(["all told"], _TELL_TIMEOUT)
+        raise DisagreementError(difference["words"], hint=difference["hint"])
+
+    def _count(self, what: str) -> None:
+        """Count this rank; the last one lets the others go on."""
+        if self._store.add(what, 1) == self._world_size:
+            self._store.set(f"all {what}", "1")
