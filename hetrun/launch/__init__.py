@@ -1,1 +1,29 @@
-"""TODO launch."""
+"""Starts a plan on its hosts and follows it to the end; `dry_run` only says what would be started."""
+
+from __future__ import annotations
+
+from hetrun.launch.addresses import choose_addresses
+from hetrun.launch.files import HostCommand, Meeting, host_command, ranks_by_host
+from hetrun.launch.run import WorkerCode, launch
+from hetrun.model import Plan
+
+__all__ = ["HostCommand", "WorkerCode", "dry_run", "launch"]
+
+
+def dry_run(plan: Plan) -> tuple[HostCommand, ...]:
+    """Return each host's files and exact command; opens no connection, so what hosts would answer stays in <>."""
+    ranks_by_host(plan)
+    chosen = choose_addresses(plan.hosts)
+    first = chosen[plan.hosts[0].name]
+    meeting = Meeting(
+        addr=first.addr or f"<address of {first.nic}>", port="<free port>", rdzv_id="<random>"
+    )
+    return tuple(
+        host_command(
+            plan,
+            node_rank,
+            meeting=meeting,
+            nic=chosen[spec.name].nic or f"<interface of {chosen[spec.name].addr}>",
+        )
+        for node_rank, spec in enumerate(plan.hosts)
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
+from functools import partial
 from typing import TypeVar
 
 from hetrun.errors import HetrunError
 from hetrun.model import HostSpec
 from hetrun.transport import Transport
 from hetrun.transport.connect import open_transport
+from hetrun.transport.threads import call_all
 
 T = TypeVar("T")
 
@@ -29,18 +31,20 @@ def on_all(
     """
     transports = {spec.name: open_transport(spec) for spec in specs}
     answers: dict[str, T | HetrunError] = {}
-    pool = ThreadPoolExecutor(max_workers=MAX_AT_ONCE, thread_name_prefix="on_all")
+    futures = call_all(
+        {host: partial(_one, transport, function) for host, transport in transports.items()},
+        at_once=MAX_AT_ONCE,
+    )
+    names = {future: host for host, future in futures.items()}
     try:
-        futures: dict[Future[T | HetrunError], str] = {
-            pool.submit(_one, transport, function): host for host, transport in transports.items()
-        }
-        for future in as_completed(futures):
-            host = futures[future]
+        for future in as_completed(names):
+            host = names[future]
             answers[host] = future.result()
             if progress:
                 progress(host, answers[host])
     finally:  # after Ctrl-C too: closing makes the threads that are still at work fail at once
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in names:
+            future.cancel()
         for transport in transports.values():
             transport.close()
     return {host: answers[host] for host in transports}

@@ -40,8 +40,7 @@ _LAG_MAX = 4 << 20  # a log that is read slower than it is written is skipped to
 _KEPT_LAG = 1 << 16
 _LAST_WORDS_S = 10.0  # to hand over what is left in the files
 _ABANDONED_GRACE_S = 1.0  # for ranks to end by themselves when the controller is gone
-JOB_FOLDER = "@JOBDIR"  # stands for the job's folder in arguments and environment
-BUNDLE = "@BUNDLE"
+JOB_FOLDER = "@JOBDIR"  # stands for the job's folder in arguments
 
 
 class _GoneError(Exception):
@@ -166,7 +165,7 @@ class Guard:
         torch = find_torch(environ, self._folder) if meta["need_torch"] else None
         addr, nic = None, None
         if meta["data_addr"] or meta["nic"]:
-            addr, nic = data_address(meta["data_addr"], meta["nic"])
+            addr, nic = data_address(meta["data_addr"], meta["nic"], meta["data_name"])
         self._say(
             {
                 "t": "ready",
@@ -194,10 +193,10 @@ class Guard:
 
     def _on_start(self, meta: Meta, _: bytes) -> None:
         """Start this interpreter with the given arguments."""
-        places = {JOB_FOLDER: str(self._folder), BUNDLE: str(bundle_path(self._base, self._sha256))}
-        path = [places[BUNDLE], self._env.get("PYTHONPATH", "")]
+        bundle = str(bundle_path(self._base, self._sha256))
+        path = [bundle, self._env.get("PYTHONPATH", "")]
         env = {**self._env, **meta["env"], "PYTHONPATH": os.pathsep.join(filter(None, path))}
-        args = [places.get(arg, arg) for arg in meta["args"]]
+        args = [arg.replace(JOB_FOLDER, str(self._folder)) for arg in meta["args"]]
         for folder in meta["folders"]:
             self._inside(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ranks = meta["ranks"]

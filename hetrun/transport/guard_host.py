@@ -182,38 +182,33 @@ def addresses() -> list[tuple[str, str]]:
     return found
 
 
-def data_address(data_addr: str | None, nic: str | None) -> tuple[str, str]:
-    """Return (numeric address, interface) for training traffic.
+def data_address(data_addr: str | None, nic: str | None, name: str | None) -> tuple[str, str]:
+    """Return (numeric address, interface) for training traffic; `name` must mean that address here too.
 
     Raises:
         HostFaultError: the address is not one of this host, or the interface has none.
     """
+    if name is not None and data_addr not in (found := _resolve(name)):
+        raise HostFaultError(
+            f"{name} is {data_addr} for the controller, but {', '.join(found)} on this host",
+            "set `data_addr` to a number",
+        )
     here = addresses()
-    shown = ", ".join(f"{addr} on {name}" for name, addr in here) or "none"
+    for interface, addr in here:
+        if nic in (None, interface) and data_addr in (None, addr):
+            return addr, interface
+    shown = ", ".join(f"{addr} on {interface}" for interface, addr in here) or "none"
     if data_addr is None:
-        for name, addr in here:
-            if name == nic:
-                return addr, name
         raise HostFaultError(
             f"interface {nic} has no address; this host has: {shown}", "correct `nic`"
         )
-    wanted = _resolve(data_addr)
-    for name, addr in here:
-        if addr in wanted and nic in (None, name):
-            return addr, name
-    what = f" on {nic}" if nic else ""
-    named = data_addr if data_addr in wanted else f"{data_addr} ({', '.join(wanted)} here)"
     raise HostFaultError(
-        f"{named} is not an address of this host{what}; it has: {shown}",
+        f"{data_addr} is not an address of this host{f' on {nic}' if nic else ''}; it has: {shown}",
         "set `data_addr` of the host to the one that the other hosts reach it by",
     )
 
 
 def _resolve(name: str) -> list[str]:
-    try:
-        return [str(ipaddress.ip_address(name))]
-    except ValueError:
-        pass
     try:
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)})
     except OSError as error:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from hetrun.errors import HangError, JobError, LostContactError
 from hetrun.transport import Transport
 from hetrun.transport.bundle import Bundle, build_bundle
-from hetrun.transport.guard import BUNDLE, JOB_FOLDER
+from hetrun.transport.guard import JOB_FOLDER
 from hetrun.transport.guard_frames import Frame, Meta
 from hetrun.transport.guard_link import GuardLink
 
-__all__ = ["BUNDLE", "JOB_FOLDER", "HostJob", "JobSetup", "Ready", "describe_exit", "run_module"]
+__all__ = ["JOB_FOLDER", "HostJob", "JobSetup", "Ready", "describe_exit", "run_module"]
 
 PING_S = 2.0
 LEASE_S = 15.0
@@ -32,7 +32,8 @@ class JobSetup:
     lease_s: float = LEASE_S
     env: Mapping[str, str] = field(default_factory=dict)
     need_torch: bool = False
-    data_addr: str | None = None
+    data_addr: str | None = None  # numeric
+    data_name: str | None = None  # a name that must mean data_addr there too
     nic: str | None = None
     user_namespace: bool = False  # only where the job opens no device driver
 
@@ -77,6 +78,7 @@ class HostJob:
                 "env": dict(setup.env),
                 "need_torch": setup.need_torch,
                 "data_addr": setup.data_addr,
+                "data_name": setup.data_name,
                 "nic": setup.nic,
                 "user_namespace": setup.user_namespace,
                 "work_dir": transport.spec.work_dir,
@@ -92,6 +94,15 @@ class HostJob:
             **{key: answer[key] for key in ("folder", "torch", "addr", "nic", "boot")},
         )
 
+    def clock(self) -> list[tuple[float, float, float]]:
+        """Return three samples of (its wall clock, ours when asked, ours when answered)."""
+        samples = []
+        for number in range(3):
+            sent_s = time.time()
+            answer = self._link.ask({"t": "ping", "n": number}, answer="pong")
+            samples.append((float(answer["wall_s"]), sent_s, time.time()))
+        return samples
+
     def put(self, path: str, data: bytes) -> None:
         """Write a file below the job's folder, mode 0600."""
         self._link.ask({"t": "put", "path": path}, data, answer="stored")
@@ -104,7 +115,7 @@ class HostJob:
     def start(
         self, args: Sequence[str], env: Mapping[str, str], *, ranks: Sequence[int] = ()
     ) -> None:
-        """Run the host's interpreter with these arguments; `@JOBDIR` and `@BUNDLE` stand for their paths."""
+        """Run the host's interpreter with these arguments; `@JOBDIR` stands for the job's folder."""
         self._link.say(
             {
                 "t": "start",

@@ -1,0 +1,210 @@
+"""What each host of a plan gets: environment, files, torchrun's arguments. Sending and starting: `hosts.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetrun.errors import ConfigError
+from hetrun.model import HostSpec, Plan, RankPlan, plan_sha
+from hetrun.store import dumps
+from hetrun.transport.jobs import JOB_FOLDER
+
+WORKER = "hetrun.runtime.worker"
+HIDDEN = "***"
+
+# Recipe and inventory may set any of these themselves.
+_DEFAULTS = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",  # a rank's last line must not die with it
+    "PYTHONFAULTHANDLER": "1",  # a hang is ended by SIGABRT, which then shows where each rank is
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the ranks meet: numeric address and free port on host 0, an id that no other run has."""
+
+    addr: str
+    port: int | str
+    rdzv_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFiles:
+    """What one host gets. Secrets stand in `files` only, below env/."""
+
+    host: str
+    ranks: tuple[int, ...]
+    args: tuple[str, ...]  # after the interpreter
+    env: dict[str, str]
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCommand:
+    """One host of a dry run: what would be started there, with secrets hidden."""
+
+    host: str
+    ranks: tuple[int, ...]
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    rank_env: dict[str, dict[str, str]]  # by rank; what is not in env
+    files: dict[str, str]  # path below the job's folder -> sha256
+
+    def __str__(self) -> str:
+        ranks = f"ranks {self.ranks[0]}-{self.ranks[-1]}" if self.ranks[1:] else "rank 0"
+        if len(self.ranks) == 1:
+            ranks = f"rank {self.ranks[0]}"
+        lines = [f"{self.host} ({ranks})"]
+        lines += [f"  env   {key}={value}" for key, value in self.env.items()]
+        for rank, env in self.rank_env.items():
+            lines += [f"  env   of rank {rank}: {key}={value}" for key, value in env.items()]
+        lines += [f"  file  {path} sha256 {sha256}" for path, sha256 in self.files.items()]
+        return "\n".join([*lines, f"  run   {shlex.join(self.argv)}"])
+
+
+def ranks_by_host(plan: Plan) -> dict[str, tuple[RankPlan, ...]]:
+    """Return each host's ranks, hosts in order of their node rank.
+
+    Raises:
+        ConfigError: torchrun, which numbers host by host, could not give these ranks.
+    """
+    found = {
+        spec.name: tuple(rank for rank in plan.split.ranks if rank.host == spec.name)
+        for spec in plan.hosts
+    }
+    for host, ranks in found.items():
+        if not ranks:
+            raise ConfigError(f"plan: host {host} runs no rank", hint="write it again: hetrun plan")
+    in_order = [rank.rank for ranks in found.values() for rank in ranks]
+    if in_order != list(range(len(plan.split.ranks))):
+        raise ConfigError(
+            f"plan: ranks host by host are {in_order}, need ascending numbers",
+            hint="write it again: hetrun plan",
+        )
+    return found
+
+
+def read_secrets(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the recipe's secrets.
+
+    Raises:
+        ConfigError: one is not set where hetrun runs.
+    """
+    missing = [name for name in plan.recipe.launch.secrets if name not in environ]
+    if missing:
+        raise ConfigError(
+            f"secret {missing[0]} is not set in the environment",
+            hint=f"export {missing[0]}=..., or take it out of launch.secrets in the recipe",
+        )
+    return {name: environ[name] for name in plan.recipe.launch.secrets}
+
+
+def torchrun_args(
+    plan: Plan, node_rank: int, meeting: Meeting, *, num_ranks: int, module: str = WORKER
+) -> tuple[str, ...]:
+    """Return what follows the interpreter on one host.
+
+    Static rendezvous: c10d numbers hosts by the text of their addresses and loses those with a slow clock.
+    """
+    timeout_s = max(1, int(plan.recipe.launch.start_timeout_s))
+    return (
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={len(plan.hosts)}",
+        f"--nproc-per-node={num_ranks}",
+        f"--node-rank={node_rank}",
+        "--rdzv-backend=static",
+        f"--master-addr={meeting.addr}",
+        f"--master-port={meeting.port}",
+        f"--rdzv-id={meeting.rdzv_id}",
+        f"--rdzv-conf=timeout={timeout_s}",
+        "--max-restarts=0",
+        f"--log-dir={JOB_FOLDER}/logs",
+        "-r",
+        "3",
+        "-m",
+        module,
+        JOB_FOLDER,
+    )
+
+
+def agent_env(plan: Plan, spec: HostSpec, nic: str | None) -> dict[str, str]:
+    """Return the variables that all ranks of a host share: ours, then the host's, then the recipe's.
+
+    NIC names differ between hosts, so each gets its own; `=` asks for exactly this name.
+    """
+    nics = {"GLOO_SOCKET_IFNAME": nic, "NCCL_SOCKET_IFNAME": f"={nic}"} if nic else {}
+    return {
+        **_DEFAULTS,
+        **nics,
+        **spec.env,
+        **plan.recipe.launch.env,
+        "HETRUN_HOST": spec.name,
+        "HETRUN_PLAN_SHA": plan_sha(plan),
+    }
+
+
+def rank_env(
+    rank: RankPlan, shared: Mapping[str, str], secrets: Mapping[str, str]
+) -> dict[str, str]:
+    """Return all variables of one rank."""
+    device = {}
+    if rank.visible_env is not None and rank.visible_id is not None:
+        device[rank.visible_env] = rank.visible_id
+    return {**shared, **device, **secrets}
+
+
+def host_files(
+    plan: Plan,
+    node_rank: int,
+    *,
+    meeting: Meeting,
+    nic: str | None,
+    secrets: Mapping[str, str],
+    module: str = WORKER,
+) -> HostFiles:
+    """Return everything for one host."""
+    spec = plan.hosts[node_rank]
+    ranks = ranks_by_host(plan)[spec.name]
+    env = agent_env(plan, spec, nic)
+    files = {"plan.json": dumps(plan).encode()}
+    for rank in ranks:
+        text = json.dumps(rank_env(rank, env, secrets), indent=1)
+        files[f"env/rank-{rank.rank:04}.json"] = text.encode()
+    return HostFiles(
+        host=spec.name,
+        ranks=tuple(rank.rank for rank in ranks),
+        args=torchrun_args(plan, node_rank, meeting, num_ranks=len(ranks), module=module),
+        env=env,
+        files=files,
+    )
+
+
+def host_command(plan: Plan, node_rank: int, *, meeting: Meeting, nic: str) -> HostCommand:
+    """Return what a dry run shows of one host."""
+    spec = plan.hosts[node_rank]
+    hidden = dict.fromkeys(plan.recipe.launch.secrets, HIDDEN)
+    built = host_files(plan, node_rank, meeting=meeting, nic=nic, secrets=hidden)
+    own: dict[str, dict[str, str]] = {}
+    for rank in ranks_by_host(plan)[spec.name]:
+        whole = rank_env(rank, built.env, hidden)
+        own[str(rank.rank)] = {
+            key: value for key, value in whole.items() if built.env.get(key) != value
+        }
+    return HostCommand(
+        host=spec.name,
+        ranks=built.ranks,
+        argv=(spec.python, *built.args),
+        env=built.env,
+        rank_env={rank: env for rank, env in own.items() if env},
+        files={
+            path: hashlib.sha256(data).hexdigest()
+            for path, data in built.files.items()
+            if not (hidden and path.startswith("env/"))
+        },
+    )

@@ -1,0 +1,224 @@
+"""One run from plan to launch.json. Following it once it is started is left to `supervise.py`."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from hetrun.errors import ExitCode, HetrunError, StorageError
+from hetrun.launch.addresses import check_together, choose_addresses
+from hetrun.launch.diagnose import Evidence, Kind, root_first, to_failure
+from hetrun.launch.files import WORKER, HostFiles, Meeting, host_files, ranks_by_host, read_secrets
+from hetrun.launch.hosts import Hosts
+from hetrun.launch.monitor import Monitor
+from hetrun.launch.observer import Observer
+from hetrun.launch.rundir import RunDir
+from hetrun.launch.supervise import Interrupted, Signals, Supervisor
+from hetrun.model import Plan, RunOutcome, plan_sha
+from hetrun.transport.bundle import build_bundle
+
+log = logging.getLogger(__name__)
+
+_SKEW_WARN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCode:
+    """The module that torchrun runs, and files to ship beside ours."""
+
+    module: str = WORKER
+    extra: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Run:
+    """State of one launch."""
+
+    def __init__(
+        self, plan: Plan, run_dir: RunDir, observer: Observer, *, signals: Signals, code: WorkerCode
+    ) -> None:
+        self._plan = plan
+        self._run_dir = run_dir
+        self._observer = observer
+        self._signals = signals
+        self._code = code
+        self._started = datetime.now(timezone.utc)
+        self._started_s = time.monotonic()
+        self._monitor = Monitor(plan, run_dir, observer)
+
+    def run(self, hidden: Mapping[str, str]) -> RunOutcome:
+        """Do all of it; launch.json is there afterwards, whatever happened.
+
+        Raises:
+            HetrunError: the run did not get to start, or its folder cannot be written.
+        """
+        hosts = Hosts(self._plan, tick=self._signals.raise_if_any)
+        supervisor = None
+        try:
+            self._run_dir.save_plan(self._plan)
+            files = self._prepare(hosts, hidden)
+            supervisor = Supervisor(
+                hosts,
+                self._monitor,
+                limits=self._plan.recipe.launch,
+                signals=self._signals,
+                observer=self._observer,
+            )
+            hosts.start(files)
+            supervisor.follow()
+            self._say_goodbye(hosts, supervisor)
+        except Interrupted:
+            return self._finish(self._interrupted())
+        except HetrunError as error:
+            with suppress(StorageError):  # the error that is raised says more
+                self._finish(self._did_not_start(error))
+            raise
+        finally:
+            hosts.close()
+        outcome = self._outcome(supervisor)
+        if supervisor.storage_error is not None:
+            with suppress(StorageError):
+                self._finish(outcome)
+            raise supervisor.storage_error
+        return self._finish(outcome)
+
+    def _prepare(self, hosts: Hosts, hidden: Mapping[str, str]) -> dict[str, HostFiles]:
+        """Connect, check each host and all together, and work out what each gets."""
+        for spec in self._plan.hosts:
+            self._observer.on_status(spec.name, "connecting")
+        ready = hosts.prepare(
+            self._run_dir.run_id,
+            bundle=build_bundle(self._code.extra),
+            addresses=choose_addresses(self._plan.hosts),
+            done=lambda host, answer: self._observer.on_status(
+                host, f"ready: torch {answer.torch}, {answer.addr} on {answer.nic}"
+            ),
+        )
+        for text in check_together(ready):
+            self._monitor.warn(text)
+        hosts.measure_clocks(self._monitor.on_clock)
+        for host, found in self._monitor.hosts.items():
+            if abs(found.offset_s) > _SKEW_WARN_S:
+                self._monitor.warn(f"{host}: its clock is {found.offset_s:+.1f} s off ours")
+        addr = ready[self._plan.hosts[0].name].addr
+        if addr is None:
+            raise ValueError("host 0 has no data address")
+        meeting = Meeting(addr=addr, port=hosts.free_port(addr), rdzv_id=secrets.token_hex(16))
+        return {
+            spec.name: host_files(
+                self._plan,
+                node_rank,
+                meeting=meeting,
+                nic=ready[spec.name].nic,
+                secrets=hidden,
+                module=self._code.module,
+            )
+            for node_rank, spec in enumerate(self._plan.hosts)
+        }
+
+    def _say_goodbye(self, hosts: Hosts, supervisor: Supervisor) -> None:
+        not_clean = supervisor.not_clean()
+        clean = [host for host in self._monitor.hosts if host not in not_clean]
+        for host in hosts.goodbye(clean):
+            self._monitor.warn(f"{host}: its guard did not say goodbye; its env files may be left")
+
+    def _outcome(self, supervisor: Supervisor) -> RunOutcome:
+        pieces = root_first(self._monitor.evidence)
+        code, status = self._verdict(pieces, supervisor)
+        not_clean = supervisor.not_clean()
+        if not_clean and code in (ExitCode.DONE, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            code = ExitCode.NOT_CLEAN
+        return self._blank(
+            code, status, tuple(self._with_lines(piece) for piece in pieces), not_clean
+        )
+
+    def _verdict(
+        self, pieces: tuple[Evidence, ...], supervisor: Supervisor
+    ) -> tuple[ExitCode, str]:
+        if supervisor.storage_error is not None:
+            return supervisor.storage_error.exit_code, "failed"
+        if self._signals.count and not pieces:
+            return self._signals.exit_code, "interrupted"
+        if not pieces:
+            return ExitCode.DONE, "done"
+        if pieces[0].kind is Kind.LOST:
+            return ExitCode.LOST_CONTACT, "lost contact"
+        if pieces[0].kind is Kind.HANG:
+            return ExitCode.HANG, "hang"
+        return ExitCode.JOB_FAILED, "failed"
+
+    def _with_lines(self, piece: Evidence) -> Evidence:
+        return replace(piece, last_lines=self._monitor.last_lines(piece))
+
+    def _interrupted(self) -> RunOutcome:
+        return self._blank(self._signals.exit_code, "interrupted", (), ())
+
+    def _did_not_start(self, error: HetrunError) -> RunOutcome:
+        pieces: tuple[Evidence, ...] = ()
+        if error.host is not None:
+            pieces = (
+                Evidence(
+                    kind=Kind.AGENT,
+                    host=error.host,
+                    rank=None,
+                    when_s=time.time(),
+                    what=error.message,
+                ),
+            )
+        return self._blank(error.exit_code, "failed", pieces, ())
+
+    def _blank(
+        self,
+        code: ExitCode,
+        status: str,
+        pieces: tuple[Evidence, ...],
+        not_clean: tuple[str, ...],
+    ) -> RunOutcome:
+        return RunOutcome(
+            run_id=self._run_dir.run_id,
+            plan_sha=plan_sha(self._plan),
+            started=self._started.isoformat(timespec="seconds"),
+            wall_s=round(time.monotonic() - self._started_s, 3),
+            exit_code=int(code),
+            status=status,
+            failures=tuple(to_failure(piece) for piece in pieces),
+            warnings=tuple(self._monitor.warnings),
+            not_clean=not_clean,
+        )
+
+    def _finish(self, outcome: RunOutcome) -> RunOutcome:
+        self._run_dir.finish(outcome)
+        return outcome
+
+
+def launch(
+    plan: Plan,
+    *,
+    run_root: Path,
+    observer: Observer,
+    environ: Mapping[str, str],
+    code: WorkerCode | None = None,
+) -> RunOutcome:
+    """Start torchrun on every host of the plan and follow the run to its end.
+
+    A run that started returns its outcome, failed or not; nothing of it is left running on hosts that answer.
+    `code` replaces the worker, for tests.
+
+    Raises:
+        ConfigError: the plan does not fit torchrun, or a secret is not set.
+        HostError: a host cannot be reached.
+        PreflightError: a host cannot run its part.
+        StorageError: the run's folder cannot be written; everything is stopped then.
+    """
+    ranks_by_host(plan)
+    hidden = read_secrets(plan, environ)
+    with Signals() as signals:
+        now = datetime.now()  # noqa: DTZ005  the folder's name is for people, in their own time
+        run_dir = RunDir(run_root, plan.recipe.name, now, hidden.values())
+        run = Run(plan, run_dir, observer, signals=signals, code=code or WorkerCode())
+        return run.run(hidden)

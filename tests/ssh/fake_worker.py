@@ -1,0 +1,139 @@
+"""Stands in for a training rank: the same files and events, no torch. HETRUN_FAKE says what goes wrong and where.
+
+Shipped to the hosts by the tests. `HETRUN_FAKE="<what>:<rank>:<step>"`, several with commas; steps take 0.1 s, and
+each waits for all other ranks at a TCP store of its own kind: a file per rank and step in HETRUN_FAKE_MEET.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NUM_STEPS = int(os.environ.get("HETRUN_FAKE_STEPS", "5"))
+
+
+class Rank:
+    def __init__(self, folder: Path) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        env = json.loads((folder / "env" / f"rank-{self.rank:04}.json").read_text())
+        os.environ.update(env)
+        self.host = env["HETRUN_HOST"]
+        self.meet = Path(os.environ["HETRUN_FAKE_MEET"])
+        self.file = (folder / "events" / f"rank-{self.rank:04}.jsonl").open("w")
+        self.step: int | None = None
+
+    def event(self, event: str, **fields: object) -> None:
+        line = {"event": event, "rank": self.rank, "wall_s": time.time(), **fields}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+
+    def barrier(self, name: str) -> None:
+        """Wait for all ranks; as in a real job, one that is gone breaks the connection of all others."""
+        (self.meet / f"{name}-{self.rank}").touch()
+        deadline_s = time.monotonic() + 60
+        while len(list(self.meet.glob(f"{name}-*"))) < self.world_size:
+            if list(self.meet.glob("gone-*")):
+                raise ConnectionError("Connection closed by peer")
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("barrier")
+            time.sleep(0.005)
+
+    def run(self) -> None:
+        self.barrier("start")
+        self.event("start", host=self.host, pid=os.getpid(), torch_version="none", device="cpu")
+        print(f"rank {self.rank} on {self.host} is up", flush=True)
+        for self.step in range(NUM_STEPS):
+            self.fault(self.step)
+            time.sleep(0.1)
+            self.barrier(f"step{self.step}")
+            self.event(
+                "step",
+                step=self.step,
+                step_s=0.1,
+                busy_s=0.1,
+                communication_s=0.0,
+                idle_s=0.0,
+                loss=1.0,
+                num_tokens=8,
+                grad_norm=1.0,
+                learning_rate=0.1,
+            )
+        self.event("end", steps=NUM_STEPS, parameters_sha="0")
+
+    def fault(self, step: int) -> None:
+        for item in os.environ.get("HETRUN_FAKE", "").split(","):
+            what, _, where = item.partition(":")
+            if where == f"{self.rank}:{step}":
+                getattr(self, f"do_{what}")()
+
+    def do_raise(self) -> None:
+        print("about to raise", file=sys.stderr, flush=True)
+        raise ValueError(f"bad row in batch {self.step}")
+
+    def do_kill(self) -> None:
+        """Die as when the kernel is out of memory; peers notice at once, before anybody else can."""
+        (self.meet / f"gone-{self.rank}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_exit3(self) -> None:
+        (self.meet / f"gone-{self.rank}").touch()
+        os._exit(3)
+
+    def do_exit0(self) -> None:
+        (self.meet / f"gone-{self.rank}").touch()
+        os._exit(0)
+
+    def do_hang(self) -> None:
+        time.sleep(600)
+
+    def do_stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def do_stubborn(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def do_flood(self) -> None:
+        for number in range(200_000):
+            print(f"line {number} of a rank that prints far too much for anybody to read")
+
+    def do_daemon(self) -> None:
+        """Leave a process behind that has left every session and every parent."""
+        again = "import time; time.sleep(600)"
+        code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {again!r}], start_new_session=True)"
+        subprocess.run([sys.executable, "-c", code], start_new_session=True, check=True)
+
+    def do_secret(self) -> None:
+        print(f"the secret is {os.environ['FAKE_SECRET']} !", flush=True)
+        raise ValueError(f"secret {os.environ['FAKE_SECRET']}")
+
+    def do_env(self) -> None:
+        print("ENV " + json.dumps(dict(os.environ)), flush=True)
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    me = Rank(Path(sys.argv[1]))
+    try:
+        me.run()
+    except Exception as error:
+        (me.meet / f"gone-{me.rank}").touch()
+        me.event(
+            "error",
+            host=me.host,
+            step=me.step,
+            kind=type(error).__name__,
+            message=str(error),
+            traceback="traceback",
+        )
+        raise
+
+
+if __name__ == "__main__":
+    main()
