@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+_SAME = 1e-13  # shifts that differ by less, relative to the clock, differ by rounding
+
 
 class ActionKind(str, Enum):
     """What a stage does with one microbatch."""
@@ -114,8 +116,100 @@ def simulate_pipeline(stages: Sequence[StageTimes], num_microbatches: int) -> Pi
 
 
 def pipeline_ends(stages: Sequence[StageTimes], num_microbatches: int) -> tuple[float, ...]:
-    """Return when each stage is done; the same simulation as `simulate_pipeline` without its record."""
-    return tuple(log.backward_ends[-1] for log in _play(stages, num_microbatches))
+    """Return when each stage is done, as `simulate_pipeline` does (to rounding) but without a record.
+
+    Once a round repeats an earlier one but for a shift of all clocks, all later rounds do, so they are skipped.
+    """
+    _check(stages, num_microbatches)
+    return _Rounds(stages, num_microbatches).play()
+
+
+class _Rounds:
+    """The rounds of `_play` for their end alone, with what is left of earlier rounds kept short."""
+
+    def __init__(self, stages: Sequence[StageTimes], num_microbatches: int) -> None:
+        self.windows = effective_windows(stages, num_microbatches)
+        self.forward = [stage.forward_s for stage in stages]
+        self.backward = [stage.backward_s for stage in stages]
+        self.send = [stage.send_s for stage in stages[:-1]]
+        self.num_microbatches = num_microbatches
+        self.clocks = [0.0] * len(stages)
+        self.arrivals: list[list[float]] = [[] for _ in stages]  # at each stage, not yet used
+
+    def play(self) -> tuple[float, ...]:
+        """Play all rounds, skipping those that only repeat."""
+        size = len(self.clocks)
+        states: list[list[float]] = []  # of the last rounds before a check
+        next_check = 2 * size
+        number = 0
+        full = (
+            self.num_microbatches - self.windows[0]
+        )  # rounds after the first that still start a forward
+        while number < self.num_microbatches:
+            self._round(number)
+            number += 1
+            if number > full - size:
+                continue
+            if number >= next_check - size:
+                states.append(self._state())
+            if number == next_check:
+                number += self._skip(states, full - number)
+                states = []
+                next_check = number + 2 * size
+        return tuple(self.clocks)
+
+    def _round(self, number: int) -> None:
+        """Forwards that precede backward `number`, then that backward, on all stages."""
+        clocks, windows, last = self.clocks, self.windows, len(self.clocks) - 1
+        for index, forward_s in enumerate(self.forward):
+            if number:
+                count = 1 if number + windows[index] <= self.num_microbatches else 0
+            else:
+                count = windows[index]
+            clock = clocks[index]
+            arrived = self.arrivals[index]
+            for place in range(count):
+                if index and arrived[place] > clock:
+                    clock = arrived[place]
+                clock += forward_s
+                if index < last:
+                    self.arrivals[index + 1].append(clock + self.send[index])
+            if index and count:
+                del arrived[:count]
+            clocks[index] = clock
+        ready = 0.0
+        for index in range(last, -1, -1):
+            if index < last:
+                ready += self.send[index]
+            if clocks[index] > ready:
+                ready = clocks[index]
+            ready += self.backward[index]
+            clocks[index] = ready
+
+    def _state(self) -> list[float]:
+        """Return all that later rounds depend on."""
+        return self.clocks + [time_s for arrived in self.arrivals for time_s in arrived]
+
+    def _skip(self, states: Sequence[Sequence[float]], most: int) -> int:
+        """Move all clocks on by as many whole periods as `most` rounds hold; return the rounds skipped."""
+        now = states[-1]
+        for period in range(1, len(states)):
+            before = states[-1 - period]
+            shift = now[0] - before[0]
+            slack = _SAME * now[0]
+            if all(abs(b - a - shift) <= slack for a, b in zip(before, now, strict=True)):
+                times = max(0, most // period)
+                self.clocks = [clock + times * shift for clock in self.clocks]
+                self.arrivals = [[a + times * shift for a in arrived] for arrived in self.arrivals]
+                return times * period
+        return 0
+
+
+def _check(stages: Sequence[StageTimes], num_microbatches: int) -> None:
+    if not stages or num_microbatches < 1:
+        raise ValueError(
+            f"pipeline of {len(stages)} stages, {num_microbatches} microbatches: need 1 of each"
+        )
 
 
 def _play(stages: Sequence[StageTimes], num_microbatches: int) -> list[_StageLog]:
@@ -123,10 +217,7 @@ def _play(stages: Sequence[StageTimes], num_microbatches: int) -> list[_StageLog
 
     So every action comes after all that it waits for, and one pass is exact.
     """
-    if not stages or num_microbatches < 1:
-        raise ValueError(
-            f"pipeline of {len(stages)} stages, {num_microbatches} microbatches: need 1 of each"
-        )
+    _check(stages, num_microbatches)
     logs = [_StageLog(window) for window in effective_windows(stages, num_microbatches)]
     clocks = [0.0] * len(stages)
     for number in range(num_microbatches):

@@ -149,7 +149,26 @@ def test_every_action_runs_once_after_its_inputs_and_within_the_window(
             free_s = action.end_s
         assert peak == run.peak_activations[index]
         assert free_s == run.stage_end_s[index]
-    assert pipeline_ends(stages, num_microbatches) == run.stage_end_s
+    assert pipeline_ends(stages, num_microbatches) == pytest.approx(run.stage_end_s, rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(pipelines(), st.integers(1, 300))
+def test_skipped_rounds_change_no_end(
+    case: tuple[list[StageTimes], int], num_microbatches: int
+) -> None:
+    stages, _ = case
+    ends = pipeline_ends(stages, num_microbatches)
+    played = simulate_pipeline(stages, num_microbatches).stage_end_s
+    assert ends == pytest.approx(played, rel=1e-11)
+
+
+def test_long_pipelines_cost_no_more_than_short_ones() -> None:
+    stages = stages_1f1b([1.0, 1.1, 0.9, 1.0], send_s=0.1)
+    started = time.process_time()
+    end_s = max(pipeline_ends(stages, 10_000_000))
+    assert time.process_time() - started < 1.0
+    assert end_s / 10_000_000 == pytest.approx(steady_cycle_s(stages), rel=1e-4)
 
 
 def test_stages_without_work_cost_nothing_and_end() -> None:
