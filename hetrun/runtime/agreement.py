@@ -6,6 +6,7 @@ equal is said in `loop.py`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import timedelta
 
@@ -61,7 +62,8 @@ class Agreement:
         difference = json.loads(self._store.get("difference"))
         self._count("told")
         if self._rank == 0:  # the store may live in this process: stay until all have read
-            self._store.wait(["all told"], _TELL_TIMEOUT)
+            with contextlib.suppress(RuntimeError):  # one is gone; the difference is the news
+                self._store.wait(["all told"], _TELL_TIMEOUT)
         raise DisagreementError(difference["words"], hint=difference["hint"])
 
     def _count(self, what: str) -> None:

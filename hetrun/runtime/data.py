@@ -9,7 +9,7 @@ import hashlib
 import mmap
 import sysconfig
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -139,11 +139,9 @@ def open_stream(data: DataSpec, *, vocab_size: int, seed: int) -> TokenStream:
 
 def read_stdlib() -> list[bytes]:
     """Source files of this interpreter's standard library in order of their names, up to 4 MiB."""
-    root = Path(sysconfig.get_path("stdlib"))
-    paths = (path for path in root.rglob("*.py") if not _is_left_out(path.relative_to(root)))
     documents: list[bytes] = []
     num_bytes = 0
-    for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
+    for path in _sources(Path(sysconfig.get_path("stdlib"))):
         document = path.read_bytes()
         num_bytes += len(document)
         if num_bytes > STDLIB_BYTES:
@@ -196,6 +194,11 @@ def _read(path: Path) -> bytes | mmap.mmap:
         raise StorageError(f"data: cannot read {path}: {error.strerror}") from error
 
 
-def _is_left_out(path: Path) -> bool:
-    in_folder = any(part in _LEFT_OUT for part in path.parts[:-1])
-    return in_folder or path.name.startswith(_LEFT_OUT_PREFIX)
+def _sources(folder: Path) -> Iterator[Path]:
+    """Python files below a folder in order of names; never walks into installed packages, which may be vast."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            if path.name not in _LEFT_OUT:
+                yield from _sources(path)
+        elif path.suffix == ".py" and not path.name.startswith(_LEFT_OUT_PREFIX):
+            yield path

@@ -43,6 +43,17 @@ class EventWriter:
         except OSError as error:
             raise _storage_error(self.path, error) from error
 
+    def close(self) -> None:
+        """End the file.
+
+        Raises:
+            StorageError: something was left to write, and there is no room for it.
+        """
+        try:
+            self._file.close()
+        except OSError as error:
+            raise _storage_error(self.path, error) from error
+
 
 def error_event(
     error: BaseException,

@@ -93,7 +93,7 @@ def make_plan(
     split = Split(
         ranks=tuple(ranks),
         replicas=tuple(replicas),
-        cost=Cost(step_s=1.0, compute_s=1.0, bubble_s=0, p2p_s=0, sync_s=0, optimizer_s=0),
+        cost=Cost(step_s=1.0, compute_s=1.0, bubble_s=0.0, p2p_s=0.0, sync_s=0.0, optimizer_s=0.0),
         efficiency=Efficiency(e1=UNKNOWN, e2=UNKNOWN, u=UNKNOWN),
     )
     return Plan(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.model import ModelSpec
+from hetrun.model import Dtype, ModelSpec
 from hetrun.runtime.trainer import LossScale, MicrobatchShare
 from tests.dist.plans import MODEL, Pipeline, make_plan
 from tests.dist.training import largest_difference, train_all, train_reference
@@ -76,3 +76,23 @@ def test_comparison_catches_a_wrong_weighting(
     answers = train_all(plan, tmp_path, is_ragged=is_ragged, loss_scale=loss_scale)
     difference = largest_difference(answers, reference)
     assert difference > 1e6 * TOLERANCE
+
+
+def test_fp32_follows_the_loss_curve_of_one_process(tmp_path: Path) -> None:
+    plan = make_plan(UNEQUAL_DEPTH, dtype=Dtype.FP32)
+    reference = train_reference(plan, is_ragged=True)
+    for answer in train_all(plan, tmp_path, is_ragged=True):
+        assert answer.losses == pytest.approx(reference.losses, rel=1e-5)
+
+
+def test_bf16_trains_and_replicas_stay_equal(tmp_path: Path) -> None:
+    plan = make_plan(UNEQUAL_DEPTH, model=TIED, dtype=Dtype.BF16)
+    answers = train_all(plan, tmp_path, is_ragged=True)
+    assert answers[0].losses[-1] < answers[0].losses[0] - 0.3
+    held: dict[str, list[list[float]]] = {}
+    for answer in answers:
+        for name, values in answer.parameters.items():
+            held.setdefault(name, []).append(values)
+    assert len(held["embedding.weight"]) == 5  # first and last stages of three replicas
+    for copies in held.values():
+        assert all(copy == copies[0] for copy in copies)

@@ -1,0 +1,182 @@
+"""How fast the devices of one host are on one model: `python -m hetrun.runtime.bench JOBDIR`, started by profile.
+
+Reads JOBDIR/bench.json, writes JOBDIR/out/bench.json. Emulated chips yield their declared figures without torch;
+each real device is measured by `measure.py` in a process of its own (`... JOBDIR INDEX`), since the variable that
+selects a device must be set before torch is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hetrun.arch import head_forward_flops, layer_forward_flops
+from hetrun.errors import ConfigError, HetrunError, JobError
+from hetrun.model import Dtype, EmulatedChip, ModelSpec, Quantity, RowTiming, Source
+from hetrun.runtime.job import decode, read_json
+from hetrun.runtime.process import die_with_parent
+
+log = logging.getLogger(__name__)
+
+DEVICE_TIMEOUT_S = 280.0
+# AdamW: two moments, their corrections, the root, the quotient, the decay; roughly, and the same for every chip
+_OPTIMIZER_FLOPS_PER_PARAMETER = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchDevice:
+    """One device to measure, with its torch names and the variable that selects it."""
+
+    vendor: str
+    model: str
+    torch_device: str
+    torch_plugin: str | None = None
+    visible_env: str | None = None
+    visible_id: str | None = None
+    num_threads: int = 1
+    emulated: EmulatedChip | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRequest:
+    """bench.json: the model's shape, the microbatch sizes, the devices."""
+
+    model: ModelSpec
+    seq_len: int
+    rows: tuple[int, ...]
+    dtype: Dtype
+    devices: tuple[BenchDevice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """Figures of one device; the fields that a DeviceProfile takes over."""
+
+    vendor: str
+    model: str
+    source: Source
+    timings: tuple[RowTiming, ...]
+    optimizer_s_per_parameter: float
+    matmul_flops_per_s: Quantity
+    copy_bytes_per_s: Quantity
+
+
+def main() -> int:
+    """Measure all devices of the request, or the one whose index is the second argument; return the exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    die_with_parent()
+    try:
+        match sys.argv[1:]:
+            case [folder]:
+                _bench_all(Path(folder))
+            case [folder, index] if index.isdecimal():
+                _bench_one(Path(folder), int(index))
+            case arguments:
+                raise ConfigError(f"got arguments {arguments}, need the job directory")
+    except HetrunError as error:
+        log.error("error: %s", error)  # noqa: TRY400 - the message says all
+        if error.hint:
+            log.error("hint: %s", error.hint)  # noqa: TRY400
+        return 1
+    return 0
+
+
+def read_request(job_dir: Path) -> BenchRequest:
+    """Load what profile asks for.
+
+    Raises:
+        ConfigError: a key that is missing, unknown or of the wrong type.
+    """
+    path = job_dir / "bench.json"
+    return decode(BenchRequest, read_json(path), where=str(path))
+
+
+def modelled(request: BenchRequest, device: BenchDevice, chip: EmulatedChip) -> BenchResult:
+    """Figures of an emulated chip: FLOPs of the model's parts over its declared speed; a backward is two forwards."""
+    speed = chip.flops_per_s
+    timings = []
+    for rows in request.rows:
+        layer_s = layer_forward_flops(request.model, rows, request.seq_len) / speed
+        head_s = head_forward_flops(request.model, rows, request.seq_len) / speed
+        timings.append(
+            RowTiming(
+                rows=rows,
+                layer_forward_s=layer_s,
+                layer_backward_s=2 * layer_s,
+                embedding_forward_s=0.0,  # looks rows up, computes nothing
+                embedding_backward_s=0.0,
+                head_forward_s=head_s,
+                head_backward_s=2 * head_s,
+            )
+        )
+    return BenchResult(
+        vendor=device.vendor,
+        model=device.model,
+        source=Source.MODELLED,
+        timings=tuple(timings),
+        optimizer_s_per_parameter=_OPTIMIZER_FLOPS_PER_PARAMETER / speed,
+        matmul_flops_per_s=Quantity(value=speed, source=Source.MODELLED),
+        copy_bytes_per_s=Quantity(
+            value=None, source=Source.MODELLED, why="an emulated chip declares no memory speed"
+        ),
+    )
+
+
+def _bench_all(job_dir: Path) -> None:
+    request = read_request(job_dir)
+    results: list[dict[str, Any]] = []
+    torch_version = None
+    for index, device in enumerate(request.devices):
+        if device.emulated is not None:
+            results.append(asdict(modelled(request, device, device.emulated)))
+            continue
+        answer = _in_own_process(job_dir, index, device)
+        torch_version = answer["torch_version"]
+        results.append(answer["device"])
+    out = job_dir / "out"
+    out.mkdir(exist_ok=True)
+    answer = {"devices": results, "torch_version": torch_version}
+    (out / "bench.json").write_text(json.dumps(answer, allow_nan=False))
+
+
+def _in_own_process(job_dir: Path, index: int, device: BenchDevice) -> Any:
+    command = [sys.executable, "-m", "hetrun.runtime.bench", str(job_dir), str(index)]
+    try:
+        code = subprocess.run(command, timeout=DEVICE_TIMEOUT_S, check=False).returncode
+    except subprocess.TimeoutExpired as error:
+        raise JobError(
+            f"{device.vendor} {device.model}: no figures within {DEVICE_TIMEOUT_S:.0f} s",
+            hint="see whether the vendor's own tool still answers on that host",
+        ) from error
+    if code != 0:
+        raise JobError(f"{device.vendor} {device.model}: measuring it ended with code {code}")
+    return read_json(_device_path(job_dir, index))
+
+
+def _bench_one(job_dir: Path, index: int) -> None:
+    request = read_request(job_dir)
+    device = request.devices[index]
+    if device.visible_env is not None and device.visible_id is not None:
+        os.environ[device.visible_env] = device.visible_id
+
+    from hetrun.runtime import measure  # torch comes only now, with the environment complete
+
+    answer = {
+        "device": asdict(measure.measured(request, device)),
+        "torch_version": measure.torch_version(),
+    }
+    _device_path(job_dir, index).write_text(json.dumps(answer, allow_nan=False))
+
+
+def _device_path(job_dir: Path, index: int) -> Path:
+    return job_dir / f"device-{index}.json"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
