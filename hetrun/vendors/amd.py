@@ -62,12 +62,17 @@ def _memory(vram: Mapping[str, object]) -> int | None:
 
 def _amd_smi_text(run: ToolRun) -> ToolAnswer | None:
     """Read the same without --json: blocks that start with 'GPU: 0'."""
-    _, blocks = read_blocks(complete_lines(run), ("GPU: ",))
-    devices = tuple(device for block in blocks if (device := _text_device(block)))
-    tells = any("vram/size" in block.pairs for block in blocks)
-    if not devices:
+    _, blocks = read_blocks(complete_lines(run), "GPU:")
+    tells = run.has("--vram") or any("vram/size" in block.pairs for block in blocks)
+    whole = [block for block in blocks if "vram/size" in block.pairs or not tells]
+    devices = tuple(device for block in whole if (device := _text_device(block)))
+    if not blocks:
         return None
-    return ToolAnswer(devices=devices, warnings=_warnings(devices, tells_memory=tells))
+    return ToolAnswer(
+        devices=devices,
+        error=ToolError.PARTIAL_DEVICE_ERROR if len(devices) < len(blocks) else None,
+        warnings=_warnings(devices, tells_memory=tells),
+    )
 
 
 def _text_device(block: Block) -> FoundDevice | None:
@@ -158,7 +163,11 @@ VENDOR = Vendor(
         Chip("MI350X", ("mi350x",), None, None, None, _NONE, "not collected"),
         Chip("MI355X", ("mi355x",), 294896, 2500, 8.0, _M, _SRC),
     ),
-    unverified=("pci_ids.skip",),
+    errors=(
+        ("driver_not_loaded", ToolError.DRIVER_MISSING),
+        ("modprobe amdgpu", ToolError.DRIVER_MISSING),
+    ),
+    unverified=("pci_ids.skip", "errors"),
     notes=(
         "torch calls the device cuda and the backend nccl; the library behind it is RCCL.",
         "Partitions (CPX) each show the whole memory: never add them up.",

@@ -128,13 +128,23 @@ def _device(above: Sequence[str], below: Sequence[str], num_usages: int) -> Foun
 
 def _numbered(answer: ToolAnswer) -> ToolAnswer:
     """Give devices without an id of their own that of their NPU; count them if an NPU has several."""
-    plain = [device.npu_id for device in answer.devices if device.index < 0]
+    chips: dict[tuple[int | None, int | None], set[FoundDevice]] = {}
+    for device in answer.devices:
+        chips.setdefault((device.npu_id, device.chip_id), set()).add(device)
+    devices = [found.pop() for found in chips.values() if len(found) == 1]
+    if len(devices) < len(chips):  # two different chips in one place: neither can be believed
+        answer = replace(answer, error=ToolError.PARTIAL_DEVICE_ERROR)
+    plain = [device.npu_id for device in devices if device.index < 0]
     assumed = len(set(plain)) < len(plain)
-    devices = []
-    for at, device in enumerate(answer.devices):
-        number = at if assumed else device.npu_id or 0
-        devices.append(replace(device, index=number) if device.index < 0 else device)
-    return replace(answer, devices=tuple(devices), warnings=("index_assumed",) if assumed else ())
+    numbers = [at if assumed else device.npu_id or 0 for at, device in enumerate(devices)]
+    return replace(
+        answer,
+        devices=tuple(
+            replace(device, index=number) if device.index < 0 else device
+            for device, number in zip(devices, numbers, strict=True)
+        ),
+        warnings=("index_assumed",) if assumed else (),
+    )
 
 
 def _pairs(run: ToolRun) -> ToolAnswer | None:
@@ -160,6 +170,8 @@ def _pairs(run: ToolRun) -> ToolAnswer | None:
         return None
     warnings = ["model_unknown"] if any(device.model is None for device in devices) else []
     warnings += ["output_unterminated"] if run.open_end and pair(run.lines[-1]) else []
+    if any((text.number(chip.get("chip count")) or 1) > 1 for chip in chips):
+        warnings.insert(0, "index_assumed")
     answer = _numbered(ToolAnswer(devices=tuple(devices)))
     return replace(answer, warnings=(*answer.warnings, *warnings))
 

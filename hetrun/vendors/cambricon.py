@@ -111,7 +111,7 @@ def _device(
 
 def _text(run: ToolRun) -> ToolAnswer | None:
     """Read `cnmon info`: blocks 'Card 0', physical and virtual memory apart."""
-    _, blocks = read_blocks(complete_lines(run), ("Card ",))
+    _, blocks = read_blocks(complete_lines(run), "Card ")
     devices = [device for block in blocks if (device := _text_device(block))]
     if not devices:
         return None

@@ -15,7 +15,7 @@ from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, 
 
 _DEVICE = re.compile(r"([0-9]{1,3})\s{1,20}(\S.{0,60})")
 _MEMORY = re.compile(r"\b([0-9]{1,9}\s{0,2}[KMG]i?B)\b")
-_SECTIONS = ("device info", "driver info", "pcie info", "device mem info")
+_SECTIONS = ("device info", "pcie info", "device mem info")
 
 
 def parse(run: ToolRun) -> ToolAnswer:
@@ -43,11 +43,13 @@ def _flat(item: Mapping[str, object]) -> dict[str, str]:
 
 def _text(run: ToolRun) -> ToolAnswer | None:
     """Read blocks 'DEV ID 0'. Sizes repeat under BAR1 and BAR2: only the memory's own section counts."""
-    _, blocks = read_blocks(complete_lines(run), ("DEV ID ",))
+    _, blocks = read_blocks(complete_lines(run), "DEV ID ")
     if not blocks:
         return None
     numbered = [(text.index(block.title[len("DEV ID ") :]), block.pairs) for block in blocks]
     known = [section for section in _SECTIONS if _section(blocks[0].pairs, section)]
+    if run.words and not run.has("-d"):
+        known = list(_SECTIONS)  # all of them were asked for
     whole = [
         (number, pairs)
         for number, pairs in numbered

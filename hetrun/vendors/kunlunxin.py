@@ -14,6 +14,7 @@ from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
 
 _WORDS = re.compile(r'"([^"]{0,80})"(?=\s|$)|(\S{1,80})')
+_XRE = re.compile(r"XPU-RT Version\s{0,40}: {1,4}([0-9][0-9.]{0,20})\s")
 _INDEX, _TOTAL, _MODEL = 2, 18, 21  # places in a line of `-m`, from 0
 
 
@@ -27,8 +28,8 @@ def parse(run: ToolRun) -> ToolAnswer:
         or read_listing(run)
         or ToolAnswer()
     )
-    xre = banner(run.lines, "XPU-RT Version:")
-    return replace(answer, sdk={"xre": xre}) if xre and answer.devices else answer
+    xre = _XRE.search(run.stdout) if answer.devices else None
+    return replace(answer, sdk={"xre": xre[1]}) if xre else answer
 
 
 def _lines(run: ToolRun) -> ToolAnswer | None:

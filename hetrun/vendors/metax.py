@@ -90,7 +90,7 @@ def _device(above: Sequence[str], below: Sequence[str] | None) -> FoundDevice | 
 
 def _memory_blocks(run: ToolRun) -> ToolAnswer | None:
     """Read `--show-memory`: blocks 'GPU#0 name bus', sizes in KBytes."""
-    _, blocks = read_blocks(complete_lines(run), ("GPU#",))
+    _, blocks = read_blocks(complete_lines(run), "GPU#")
     devices = []
     for block in blocks:
         title = _BLOCK.match(block.title)

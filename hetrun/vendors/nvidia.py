@@ -14,6 +14,10 @@ from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
 
 _LIBRARY = re.compile(r"NVML library version: ([0-9.]{1,40})")
+_CUDA = re.compile(
+    r"CUDA (?:UMD )?Version\s{0,40}: {1,4}([0-9]{1,3}\.[0-9]{1,3})\s"
+    r"|<cuda(?:_umd)?_version>([0-9]{1,3}\.[0-9]{1,3})[\s<]"
+)
 _UNIFIED = ("gb10", "thor", "orin", "jetson", "spark")
 
 
@@ -30,6 +34,9 @@ def parse(run: ToolRun) -> ToolAnswer:
     library = _LIBRARY.search(run.stdout) or _LIBRARY.search(run.stderr)
     if library and not answer.devices:
         answer = replace(answer, detail={"nvml_library": library[1]})
+    cuda = _CUDA.search(run.stdout) if answer.devices else None
+    if cuda:
+        answer = replace(answer, sdk={"cuda_driver": cuda[1] or cuda[2]})
     unified = [device for device in answer.devices if _is_unified(device)]
     if unified:
         answer = replace(answer, memory_fallback="host MemTotal (unified memory)")
@@ -43,12 +50,7 @@ def _is_unified(device: FoundDevice) -> bool:
 
 def _table(run: ToolRun) -> ToolAnswer | None:
     """Read the plain table; drivers from 610 on name their versions otherwise."""
-    driver = banner(run.lines, "Driver Version:", "KMD Version:")
-    answer = read_smi(run, driver=driver)
-    cuda = banner(run.lines, "CUDA Version:", "CUDA UMD Version:")
-    if answer is None or cuda is None or not cuda[0].isdigit():
-        return answer
-    return replace(answer, sdk={"cuda_driver": cuda})
+    return read_smi(run, driver=banner(run.lines, "Driver Version:", "KMD Version:"))
 
 
 _H, _M, _NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.UNKNOWN

@@ -94,6 +94,7 @@ class FoundDevice:
     tiles: int | None = None
     cores: int | None = None
     model_truncated: bool = False
+    sliced: bool = False  # only its slices can be used
     partitions: tuple[Partition, ...] = ()
 
     @property

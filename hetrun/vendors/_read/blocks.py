@@ -29,20 +29,20 @@ def pair(line: str) -> tuple[str, str] | None:
     return (key.strip().lower(), rest.strip()) if colon and key.strip() and rest.strip() else None
 
 
-def complete_lines(run: ToolRun) -> list[str]:
+def complete_lines(run: ToolRun) -> tuple[str, ...]:
     """Return the lines without a last one that has no end: its value may be cut short."""
     return run.lines[:-1] if run.open_end else run.lines
 
 
-def read_blocks(lines: Sequence[str], starts: tuple[str, ...]) -> tuple[Block, list[Block]]:
-    """Cut text into a head and one block per line that begins with one of `starts`."""
+def read_blocks(lines: Sequence[str], start: str) -> tuple[Block, list[Block]]:
+    """Cut text into a head and one block per line of `start` and a number, such as 'DEV ID 0'."""
     head = Block(title="")
     blocks: list[Block] = []
     section = ""
     for line in lines:
         stripped = line.strip()
         block = blocks[-1] if blocks else head
-        if stripped.startswith(starts):
+        if stripped.startswith(start) and stripped[len(start) :].lstrip()[:1].isdigit():
             blocks.append(Block(title=stripped))
             section = ""
             continue
@@ -57,7 +57,7 @@ def read_blocks(lines: Sequence[str], starts: tuple[str, ...]) -> tuple[Block, l
 
 def read_smi_text(run: ToolRun, start: str) -> ToolAnswer | None:
     """Read the log that nvidia-smi and its look-alikes write with `-q`: one block per 'GPU <address>'."""
-    head, blocks = read_blocks(complete_lines(run), (start,))
+    head, blocks = read_blocks(complete_lines(run), start)
     blocks = [block for block in blocks if text.bdf(block.title)]
     if not blocks:
         return None
@@ -121,8 +121,7 @@ def read_smi_xml(run: ToolRun) -> ToolAnswer | None:
     for at, node in enumerate(nodes):
         device = replace(_xml_device(node, at), driver=driver)
         warnings += ["memory_unknown"] if device.memory_bytes is None else []
-        mig = (node.findtext("mig_mode/current_mig") or "").strip()
-        warnings += ["mig_enabled"] if mig == "Enabled" else []
+        warnings += ["mig_enabled"] if device.sliced else []
         devices.append(device)
     if not devices and told is None:
         return None
@@ -141,4 +140,5 @@ def _xml_device(node: ElementTree.Element, number: int) -> FoundDevice:
         bus_id=text.bdf(node.get("id") or node.findtext("pci/pci_bus_id")),
         uuid=text.value(node.findtext("uuid")),
         health="err" if ill else None,
+        sliced=(node.findtext("mig_mode/current_mig") or "").strip() == "Enabled",
     )

@@ -15,7 +15,7 @@ PAIR = re.compile(  # used / total
 )
 _INDEX = re.compile(r"([0-9]{1,4})(?:\s{1,8}|$)")
 _ROW_START = re.compile(r"\s{0,8}\|\s{1,8}[0-9]{1,4}\s{1,8}\S")
-_PERSISTENCE = ("On", "Off", "N/A", "ERR!")
+_PERSISTENCE = ("On", "Off", "N/A", "ERR!", "WDDM", "TCC", "MCDM")
 _BORDER = frozenset("+-=|")
 
 
@@ -53,25 +53,30 @@ def read_smi(run: ToolRun, *, driver: str | None) -> ToolAnswer | None:
     devices: list[FoundDevice] = []
     warnings: list[str] = []
     num_broken = 0
-    for record in _records(run.lines):
+    records, is_open = _records(run.lines)
+    for record in records:
         found = _device(record)
         if found is None:
             num_broken += 1
             continue
-        devices.append(replace(found, driver=driver))
-        warnings += _bad_cells(record, found.index)
         mig = any(row[-1] == "Enabled" and not any(row[:-1]) for row in record[2:])
+        devices.append(replace(found, driver=driver, sliced=mig))
+        warnings += _bad_cells(record, found.index)
         warnings += ["mig_enabled"] if mig else []
     if not devices and not num_broken:
         return None
     if any(device.memory_bytes is None for device in devices):
         warnings.append("memory_unknown")
+    warnings += ["output_unterminated"] if is_open and devices else []
     error = ToolError.PARTIAL_DEVICE_ERROR if num_broken else None
     return ToolAnswer(devices=tuple(devices), error=error, warnings=tuple(warnings))
 
 
-def _records(lines: Sequence[str]) -> list[list[tuple[str, ...]]]:
-    """Return the rows of each device; an unclosed row ends its record and leaves it short."""
+def _records(lines: Sequence[str]) -> tuple[list[list[tuple[str, ...]]], bool]:
+    """Return the rows of each device, and whether the last one lacks the border below it.
+
+    An unclosed row ends its record and leaves it short.
+    """
     records: list[list[tuple[str, ...]]] = []
     is_open = False
     for line in lines:
@@ -79,7 +84,7 @@ def _records(lines: Sequence[str]) -> list[list[tuple[str, ...]]]:
         if row is not None and row[0].startswith(("Process", "Compute Process")):
             break
         if row is None:
-            is_open = False
+            is_open = is_open and not line.strip()
             if _ROW_START.match(line) and not is_border(line):
                 records.append([])  # a device's line that stops before its last bar
         elif is_open:
@@ -87,7 +92,7 @@ def _records(lines: Sequence[str]) -> list[list[tuple[str, ...]]]:
         elif len(row) >= 2 and _INDEX.match(row[0]) and text.bdf(row[1]):
             records.append([row])
             is_open = True
-    return records
+    return records, is_open
 
 
 def _device(rows: Sequence[Sequence[str]]) -> FoundDevice | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import LostDevice, ToolError
@@ -11,115 +11,102 @@ from hetrun.vendors._read.run import MAX_LINE, ToolRun
 
 _MAX_LINES = 400  # a tool that fails says so early, or at the very end
 
-# Lower-case parts of a line, most telling first: the first class that matches any line is the answer.
-_TEXTS: tuple[tuple[ToolError, tuple[str, ...]], ...] = (
-    (
-        ToolError.SHARED_LIB_MISSING,
-        (
-            "error while loading shared libraries",
-            "cannot open shared object file",
-            "couldn't find libnvidia-ml",
-            "could not find libnvidia-ml",
-            "symbol lookup error",
-            "undefined symbol:",
-            "shared library not found",
-            "wrong elf class",
-        ),
-    ),
-    (
-        ToolError.DRIVER_MISMATCH,
-        ("driver/library version mismatch", "version mismatch", "versions do not match"),
-    ),
-    (
-        ToolError.DEVICE_LOST,
-        (
-            "unable to determine the device handle for gpu",
-            "gpu is lost",
-            "fallen off the bus",
-            "device is lost",
-        ),
-    ),
-    (
-        ToolError.DRIVER_MISSING,
-        (
-            "couldn't communicate with the",
-            "driver not initialized",
-            "driver not loaded",
-            "driver is not loaded",
-            "driver is not running",
-            "driver not found",
-            "driver not running",
-            "no driver",
-            "not found in modules",
-            "module not loaded",
-            "module is not loaded",
-            "driver is not installed",
-            "driver not installed",
-        ),
-    ),
-    (
-        ToolError.DEVICE_BUSY,
-        (
-            "-8020",
-            "device or resource busy",
-            "device is busy",
-            "resource busy",
-            "is being used by",
-            "already in use",
-        ),
-    ),
-    (
-        ToolError.PERMISSION_DENIED,
-        (
-            "insufficient permission",
-            "permission denied",
-            "operation not permitted",
-            "access denied",
-            "root privilege",
-            "requires root",
-            "must be root",
-            "run as root",
-            "权限不够",
-            "拒绝访问",
-            "不允许的操作",
-            "权限被拒绝",
-            "许可被拒绝",
-        ),
-    ),
-    (
-        ToolError.TOOL_USAGE,
-        (
-            "not_supported: cannot print",
-            "no json data to report",
-            "is not a valid field to query",
-            "invalid combination of input arguments",
-            "unrecognized option",
-            "unrecognized argument",
-            "invalid option",
-            "unknown option",
-            "unknown command",
-            "unknown flag",
-            "invalid argument",
-            "unsupported option",
-            "not a recognized",
-            "no such option",
-            "option not recognized",
-            "flag provided but not defined",
-            "unexpected argument",
-        ),
-    ),
+_SHARED_LIB = (
+    "error while loading shared libraries",
+    "cannot open shared object file",
+    "couldn't find libnvidia-ml",
+    "could not find libnvidia-ml",
+    "symbol lookup error",
+    "undefined symbol:",
+    "shared library not found",
+    "wrong elf class",
+    "failed to load lib",
+    "unable to load lib",
+    "cannot load lib",
+    "could not load lib",
+    "no module named",
 )
-_MISSING_TEXTS = (
-    "command not found",
-    ": not found",
+_MISMATCH = ("version mismatch", "versions do not match")
+_DEVICE_LOST = (
+    "unable to determine the device handle for gpu",
+    "gpu is lost",
+    "fallen off the bus",
+    "device is lost",
+)
+_DRIVER = (
+    "couldn't communicate with the",
+    "driver not initialized",
+    "driver not loaded",
+    "driver is not loaded",
+    "driver is not running",
+    "driver not found",
+    "driver not running",
+    "no driver",
+    "not found in modules",
+    "module not loaded",
+    "module is not loaded",
+    "driver is not installed",
+    "driver not installed",
+)
+_BUSY = (
+    "device or resource busy",
+    "device is busy",
+    "resource busy",
+    "is being used by",
+    "already in use",
+)
+_PERMISSION = (
+    "insufficient permission",
+    "permission denied",
+    "operation not permitted",
+    "access denied",
+    "root privilege",
+    "requires root",
+    "must be root",
+    "run as root",
+    "权限不够",
+    "拒绝访问",
+    "不允许的操作",
+    "权限被拒绝",
+    "许可被拒绝",
+)
+_USAGE = (
+    "not_supported: cannot print",
+    "no json data to report",
+    "is not a valid field to query",
+    "invalid combination of input arguments",
+    "unrecognized option",
+    "unrecognized argument",
+    "invalid option",
+    "unknown option",
     "unknown command",
+    "unknown flag",
+    "invalid argument",
+    "unsupported option",
+    "not a recognized",
+    "no such option",
+    "option not recognized",
+    "flag provided but not defined",
+    "unexpected argument",
+)
+_MISSING_AFTER = (  # what shells say after the name of a command that they do not find
+    "command not found",
+    "not found",
+    "no such file or directory",
+    "is not recognized as",
+    "executable file not found",
     "未找到命令",
     "找不到命令",
-    "no such file or directory",
     "没有那个文件或目录",
-    "not recognized as",
     "没有这个文件或目录",
+    "コマンドが見つかりません",
+    "kommando nicht gefunden",
+    "commande introuvable",
+    "orden no encontrada",
+    "команда не найдена",
 )
+_MISSING_BEFORE = ("command not found", "unknown command")
+_QUOTES = " '\"`:\u2018\u2019\u201c\u201d\uff1a"  # the last is a full-width colon
 _NO_DEVICE = re.compile(
     r"\b(?:no|not find any|not found any|0|zero)\b[^.:;,]{0,40}"
     r"\b(?:device|gpu|gcu|card|npu|mlu|dcu|hcu|xpu|accelerator|chip|board)s?\b"
@@ -143,11 +130,42 @@ def telling_lines(run: ToolRun) -> list[str]:
 
 
 def missing_tool(run: ToolRun, tools: Sequence[str]) -> bool:
-    """True where a shell says, in whatever language, that it knows no such command."""
-    return any(
-        any(tool in line for tool in tools) and any(part in line for part in _MISSING_TEXTS)
-        for line in telling_lines(run)[:20]
-    )
+    """True where a shell says, in one of some languages, that it knows no such command."""
+    for line in telling_lines(run)[:20]:
+        for tool in tools:
+            before, name, after = line.rpartition(tool)
+            if name and (
+                after.lstrip(_QUOTES).startswith(_MISSING_AFTER)
+                or before.rstrip(_QUOTES).endswith(_MISSING_BEFORE)
+            ):
+                return True
+    return False
+
+
+def _has(*parts: str) -> Callable[[str], bool]:
+    return lambda line: any(part in line for part in parts)
+
+
+# The first rule that holds for any line gives the class: most telling first.
+_RULES: tuple[tuple[ToolError, Callable[[str], bool]], ...] = (
+    (ToolError.SHARED_LIB_MISSING, _has(*_SHARED_LIB)),
+    (ToolError.DRIVER_MISMATCH, _has(*_MISMATCH)),
+    (ToolError.DEVICE_LOST, _has(*_DEVICE_LOST)),
+    (ToolError.DRIVER_MISSING, _has(*_DRIVER)),
+    (
+        ToolError.DRIVER_MISSING,
+        lambda line: "/dev/" in line and "no such file or directory" in line,
+    ),
+    (
+        ToolError.DEVICE_ACCESS_LOST,
+        lambda line: "failed to initialize" in line and "unknown error" in line,
+    ),
+    (ToolError.DEVICE_BUSY, _has(*_BUSY)),
+    (ToolError.PERMISSION_DENIED, _has(*_PERMISSION)),
+    (ToolError.NO_DEVICES, lambda line: _NO_DEVICE.search(line[:400]) is not None),
+    (ToolError.TOOL_USAGE, _has(*_USAGE)),
+    (ToolError.TOOL_USAGE, lambda line: line.startswith("usage:")),
+)
 
 
 def failure(lines: Sequence[str], own: Sequence[tuple[str, ToolError]]) -> ToolError | None:
@@ -155,26 +173,17 @@ def failure(lines: Sequence[str], own: Sequence[tuple[str, ToolError]]) -> ToolE
     for part, error in own:
         if any(part in line for line in lines):
             return error
-    for error, parts in _TEXTS[:4]:
-        if any(part in line for line in lines for part in parts):
+    for error, holds in _RULES:
+        if any(holds(line) for line in lines):
             return error
-    if any("failed to initialize" in line and "unknown error" in line for line in lines):
-        return ToolError.DEVICE_ACCESS_LOST
-    for error, parts in _TEXTS[4:6]:
-        if any(part in line for line in lines for part in parts):
-            return error
-    if any(_NO_DEVICE.search(line[:400]) for line in lines):
-        return ToolError.NO_DEVICES
-    usage = any(part in line for line in lines for part in _TEXTS[6][1])
-    usage = usage or any(line.startswith("usage:") for line in lines)
-    return ToolError.TOOL_USAGE if usage else None
+    return None
 
 
 def lost_devices(lines: Sequence[str]) -> tuple[LostDevice, ...]:
     """Return the devices that the tool names as gone; the address may be glued to 'GPU'."""
     found: list[LostDevice] = []
     for line in lines:
-        if not any(part in line for part in _TEXTS[2][1]):
+        if not any(part in line for part in _DEVICE_LOST):
             continue
         match = _LOST.search(line)
         device = LostDevice(

@@ -21,10 +21,10 @@ def read(vendor: Vendor, run: ToolRun) -> ToolAnswer:
     lines = telling_lines(run)
     if answer.devices or answer.cpu is not None:
         answer = _with_devices(answer, run, lines)
+        if any(device.model is None for device in answer.devices):
+            answer = replace(answer, warnings=(*answer.warnings, "model_unknown"))
     else:
-        answer = replace(answer, error=_why_none(vendor, run, answer, lines))
-        if answer.error is ToolError.DEVICE_LOST and not answer.lost:
-            answer = replace(answer, lost=lost_devices(lines))
+        answer = _without_devices(vendor, run, answer, lines)
     if run.cut:
         answer = replace(answer, warnings=(*answer.warnings, "output_cut"))
         if answer.devices and answer.error is None:
@@ -39,8 +39,8 @@ def visible_id(vendor: Vendor, device: FoundDevice) -> str | None:
     """Return what the vendor's visible-devices variable takes for this device; None if it needs a slice."""
     if device.visible_id is not None:
         return device.visible_id
-    if device.partitions:
-        return None  # the whole device cannot be used while it is sliced
+    if device.partitions or device.sliced:
+        return None  # the whole device cannot be used
     if vendor.visible_devices_id == "module_id":
         return None if device.module_id is None else str(device.module_id)
     return device.uuid if vendor.visible_devices_id == "uuid" else str(device.index)
@@ -75,8 +75,23 @@ def _with_devices(answer: ToolAnswer, run: ToolRun, lines: Sequence[str]) -> Too
     return replace(answer, error=error, lost=lost, warnings=warnings)
 
 
-def _why_none(vendor: Vendor, run: ToolRun, answer: ToolAnswer, lines: Sequence[str]) -> ToolError:
-    """Name the reason for an answer without devices."""
+def _without_devices(
+    vendor: Vendor, run: ToolRun, answer: ToolAnswer, lines: Sequence[str]
+) -> ToolAnswer:
+    """Name the reason; warn where the tool said something that is not understood here."""
+    error = _why_none(vendor, run, answer, lines)
+    warnings = answer.warnings
+    if error is None:
+        error = ToolError.TOOL_USAGE
+        warnings = (*warnings, "tool_crashed" if run.rc in _CRASH_CODES else "output_unreadable")
+    lost = lost_devices(lines) if error is ToolError.DEVICE_LOST else ()
+    return replace(answer, error=error, warnings=warnings, lost=lost)
+
+
+def _why_none(
+    vendor: Vendor, run: ToolRun, answer: ToolAnswer, lines: Sequence[str]
+) -> ToolError | None:
+    """Return the reason for an answer without devices, None if nothing tells it."""
     found = failure(lines, vendor.errors)
     if run.rc == 127 or missing_tool(run, vendor.tools):
         return found if found is ToolError.SHARED_LIB_MISSING else ToolError.TOOL_MISSING
@@ -84,11 +99,15 @@ def _why_none(vendor: Vendor, run: ToolRun, answer: ToolAnswer, lines: Sequence[
         return ToolError.TIMEOUT
     if run.rc == 126:
         return ToolError.PERMISSION_DENIED
-    if found is not None:
-        return found
-    if answer.error is not None:
-        return answer.error
+    if found is not None or answer.error is not None:
+        return found or answer.error
     if run.rc is not None and run.rc in vendor.rc_errors:
         return vendor.rc_errors[run.rc]
-    silent = not run.stdout.strip() and not run.rc
-    return ToolError.NO_DEVICES if silent else ToolError.TOOL_USAGE
+    silent = not run.stdout.strip() and not run.stderr.strip() and not run.rc
+    return ToolError.NO_DEVICES if silent or _only_header(run) else None
+
+
+def _only_header(run: ToolRun) -> bool:
+    """True for a csv query that printed its header and no row."""
+    lines = [line for line in run.lines if line.strip()]
+    return bool(run.fields) and len(lines) == 1 and lines[0].lower().startswith(run.fields[0])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import takewhile
 
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, Partition, ToolAnswer, ToolError
 from hetrun.vendors._read.run import ToolRun
 
 _DEVICE = re.compile(r"(?:GPU|XPU|DCU|MLU|GCU)[ #]{1,2}([0-9]{1,3})(?::|\s)\s{0,8}(\S.{0,300})")
-_UUID = re.compile(r"\(UUID: ([0-9A-Za-z-]{8,60})\)|\b((?:GPU|XPU)-[0-9a-f]{8}-[0-9a-f-]{27})\b")
+_UUID = re.compile(  # in brackets, or bare at the end of the line
+    r"\(UUID: ([0-9A-Za-z-]{8,60})\)|(?<!UUID:)\s((?:GPU|XPU)-[0-9a-f]{8}-[0-9a-f-]{27})$"
+)
 _SLICE = re.compile(
     r"\s{1,8}MIG (\S{1,40})\s{1,20}Device\s{1,8}([0-9]{1,3}): \(UUID: (MIG-[0-9A-Za-z/-]{8,90})\)"
 )
-_STATE = re.compile(r"\b(?:Available|Unavailable)\b")
+_CUT = re.compile(r"(?:GPU|XPU|DCU|MLU|GCU)[ #]{1,2}[0-9]{1,3}(?:\s|:|$)|\s{1,8}MIG\s[0-9]")
 
 
 def read_listing(run: ToolRun) -> ToolAnswer | None:
@@ -34,16 +37,17 @@ def read_listing(run: ToolRun) -> ToolAnswer | None:
                 Partition(profile=part[1], ordinal=int(part[2]), uuid=part[3]),
             )
             above = devices[-1] = replace(above, partitions=slices)
-        elif line.lstrip().startswith("MIG ") or line.startswith(("GPU ", "GPU#", "XPU ")):
+        elif _CUT.match(line):
             num_broken += 1
-            above = None if line.startswith(("GPU", "XPU")) else above
+            above = above if line.startswith(" ") else None
     if not devices and not num_broken:
         return None
-    sliced = any(device.partitions for device in devices)
+    warnings = ["mig_enabled"] if any(device.partitions for device in devices) else []
+    warnings += ["output_unterminated"] if run.open_end and devices else []
     return ToolAnswer(
         devices=tuple(devices),
         error=ToolError.PARTIAL_DEVICE_ERROR if num_broken else None,
-        warnings=("mig_enabled",) if sliced else (),
+        warnings=tuple(warnings),
     )
 
 
@@ -52,8 +56,8 @@ def _device(number: int, rest: str) -> FoundDevice | None:
     uuid, bus_id = _UUID.search(rest), text.bdf(rest)
     if uuid is None and bus_id is None:
         return None
-    name = rest[: uuid.start()] if uuid else rest
-    words = [word for word in _STATE.sub("", name).split() if text.bdf(word) is None]
+    before = rest[: uuid.start()] if uuid else rest
+    words = list(takewhile(lambda word: text.bdf(word) is None, before.split()))
     return FoundDevice(
         index=number,
         model=text.name(" ".join(words)),

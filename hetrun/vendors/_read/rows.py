@@ -65,7 +65,7 @@ def _unit(cells: Sequence[str]) -> str | None:
 
 def _guess(rows: Sequence[Sequence[str]]) -> tuple[str, ...] | None:
     """Name the columns by what stands in them, where neither command nor header does."""
-    width = len(rows[0])
+    width = len(rows[0]) if rows else 0
     columns = []
     for at in range(width):
         cells = [row[at] for row in rows if len(row) == width]
@@ -91,32 +91,31 @@ def _column_kind(cells: Sequence[str], *, first: bool) -> str:
 
 def _table(run: ToolRun) -> _Table | None:
     """Find header and rows between whatever else the tool prints."""
-    fields: tuple[str, ...] | None = run.fields or None
+    fields: tuple[str, ...] = run.fields
     unit = "MiB" if "nounits" in " ".join(run.words) else None
+    numbered = not fields or "index" in map(_attribute, fields)
     rows: list[tuple[str, ...]] = []
-    num_broken = 0
     for line in run.lines:
-        if "," not in line and (fields is None or len(fields) > 1):
-            continue
         cells = tuple(cell.strip() for cell in line.split(","))
-        header = _header(cells) if not rows else None
+        if len(cells) == 1 and len(fields) != 1:
+            continue
+        header = None if rows else _header(cells)
         if header is not None:
             fields, unit = header, _unit(cells) or unit
-        elif _ROW_START.match(line):
+            numbered = "index" in map(_attribute, fields)
+        elif _ROW_START.match(line) if numbered else 1 < len(cells) == len(fields):
             rows.append(cells)
-    if not rows:
+    columns = tuple(map(_attribute, fields)) if fields else _guess(rows)
+    if not rows or columns is None:
         return None
-    if fields is None:
-        columns = _guess(rows)
-        if columns is None:
-            return None
-        fields = columns
-        width = len(columns)
-    else:
-        columns, width = tuple(_attribute(field) for field in fields), len(fields)
-    full = tuple(row for row in rows if len(row) == width)
-    num_broken = len(rows) - len(full)
-    return _Table(columns=columns, asked=fields, rows=full, unit=unit, num_broken=num_broken)
+    full = tuple(row for row in rows if len(row) == len(columns))
+    return _Table(
+        columns=columns,
+        asked=fields or columns,
+        rows=full,
+        unit=unit,
+        num_broken=len(rows) - len(full),
+    )
 
 
 def _open_cell(table: _Table, run: ToolRun) -> str | None:
@@ -139,14 +138,17 @@ def read_rows(run: ToolRun, *, want: Sequence[str] = ()) -> ToolAnswer | None:
     `want` names what counts as a loss if it stays unknown ("memory", "model").
     """
     table = _table(run)
-    if table is None or "index" not in table.columns:
+    if table is None:
         return None
+    numbered = "index" in table.columns
     devices: list[FoundDevice] = []
-    warnings: list[str] = []
+    warnings: list[str] = [] if numbered else ["index_assumed"]
     num_broken = table.num_broken
     open_cell = _open_cell(table, run)
     for at, row in enumerate(table.rows):
         cells = {column: cell for column, cell in zip(table.columns, row, strict=True) if column}
+        if not numbered:
+            cells["index"] = str(at)  # rows stand in order of the index
         if open_cell and at == len(table.rows) - 1:
             cells[open_cell] = ""
             warnings.append("output_unterminated")
@@ -157,7 +159,7 @@ def read_rows(run: ToolRun, *, want: Sequence[str] = ()) -> ToolAnswer | None:
         bad = _bad_fields(table, row)
         warnings += [f"field_error:{field}:{device.index}" for field in bad]
         num_broken += bool(bad)
-        warnings += ["mig_enabled"] if cells.get("mig", "").lower() == "enabled" else []
+        warnings += ["mig_enabled"] if device.sliced else []
         devices.append(device)
     warnings += [
         f"{what}_unknown"
@@ -204,6 +206,7 @@ def _device(cells: Mapping[str, str], unit: str | None) -> FoundDevice | None:
         uuid=found["uuid"],
         module_id=text.index(cells.get("module_id")),
         health="err" if broken else text.name(cells.get("health")),
+        sliced=cells.get("mig", "").lower() == "enabled",
     )
 
 
@@ -216,12 +219,9 @@ def _memory(cell: str | None, unit: str | None) -> int | None:
 
 
 def _uuid(cell: str | None) -> str | None:
-    """Accept any id without spaces; one that looks like a GUID must be complete."""
+    """Accept any id without spaces."""
     found = text.value(cell)
-    if found is None or " " in found or not found.isascii() or len(found) > 80:
-        return None
-    looks_like_guid = found.count("-") >= 1 and found.split("-", 1)[0] in ("GPU", "MIG")
-    return found if not looks_like_guid or _UUID.fullmatch(found) else None
+    return found if found and " " not in found and found.isascii() and len(found) <= 80 else None
 
 
 _READERS: Mapping[str, Callable[[str | None], str | None]] = {

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_CHARS = 4_000_000  # no tool prints as much; beyond it the answer is cut and says so
+MAX_CHARS = 2_000_000  # no tool prints as much, nor as many lines:
+MAX_LINES = 20_000  # beyond that the output is cut, and the answer says so
 MAX_LINE = 4096  # longer lines are no table, csv or key-value line
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
@@ -16,18 +17,14 @@ _FIELD_OPTIONS = ("--query-gpu", "--query", "-Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRun:
-    """What was run and what came back. `open_end` = the last line of stdout has no newline."""
+    """What was run and what came back."""
 
     words: tuple[str, ...]  # from the tool's name on, without its directory
     stdout: str
     stderr: str
     rc: int | None
+    lines: tuple[str, ...]  # of stdout; those too long to be one are left out
     cut: bool = False
-
-    @property
-    def lines(self) -> list[str]:
-        """Lines of stdout that are short enough to be one."""
-        return [line for line in self.stdout.split("\n") if len(line) <= MAX_LINE]
 
     @property
     def open_end(self) -> bool:
@@ -63,6 +60,9 @@ def clean(data: str | bytes) -> tuple[str, bool]:
         text = text[:MAX_CHARS]
         text = text[: text.rfind("\n") + 1]
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "").lstrip("\ufeff")
+    if text.count("\n") > MAX_LINES:
+        rest = text.split("\n", MAX_LINES)[-1]
+        text, cut = text[: len(text) - len(rest)], True
     return (_ANSI.sub("", text) if "\x1b" in text else text), cut
 
 
@@ -76,4 +76,5 @@ def tool_run(
     out, out_cut = clean(stdout)
     err, err_cut = clean(stderr)
     found = () if start is None else (names[start], *words[start + 1 :])
-    return ToolRun(words=found, stdout=out, stderr=err, rc=rc, cut=out_cut or err_cut)
+    lines = tuple(line for line in out.split("\n") if len(line) <= MAX_LINE)
+    return ToolRun(words=found, stdout=out, stderr=err, rc=rc, lines=lines, cut=out_cut or err_cut)
