@@ -30,8 +30,8 @@ NAMESPACE, USER_NAMESPACE, SUBREAPER = "pid namespace", "user and pid namespace"
 
 def modes(euid: int, allow_user_namespace: bool) -> list[str]:
     """Ways to hold a job together, best first; user namespaces only where no device driver is involved."""
-    first = [NAMESPACE] if euid == 0 else [USER_NAMESPACE] if allow_user_namespace else []
-    return [*first, SUBREAPER]
+    own = [NAMESPACE] if euid == 0 else []
+    return [*own, *([USER_NAMESPACE] if allow_user_namespace else []), SUBREAPER]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,11 @@ from pathlib import Path
 NUM_STEPS = int(os.environ.get("HETRUN_FAKE_STEPS", "5"))
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 class Rank:
     def __init__(self, folder: Path) -> None:
         self.rank = int(os.environ["RANK"])
@@ -48,7 +53,7 @@ class Rank:
     def run(self) -> None:
         self.barrier("start")
         self.event("start", host=self.host, pid=os.getpid(), torch_version="none", device="cpu")
-        print(f"rank {self.rank} on {self.host} is up", flush=True)
+        say(f"rank {self.rank} on {self.host} is up")
         for self.step in range(NUM_STEPS):
             self.fault(self.step)
             time.sleep(0.1)
@@ -74,7 +79,7 @@ class Rank:
                 getattr(self, f"do_{what}")()
 
     def do_raise(self) -> None:
-        print("about to raise", file=sys.stderr, flush=True)
+        sys.stderr.write("about to raise\n")
         raise ValueError(f"bad row in batch {self.step}")
 
     def do_kill(self) -> None:
@@ -101,7 +106,7 @@ class Rank:
 
     def do_flood(self) -> None:
         for number in range(200_000):
-            print(f"line {number} of a rank that prints far too much for anybody to read")
+            sys.stdout.write(f"line {number} of a rank that prints too much for anybody to read\n")
 
     def do_daemon(self) -> None:
         """Leave a process behind that has left every session and every parent."""
@@ -110,11 +115,11 @@ class Rank:
         subprocess.run([sys.executable, "-c", code], start_new_session=True, check=True)
 
     def do_secret(self) -> None:
-        print(f"the secret is {os.environ['FAKE_SECRET']} !", flush=True)
+        say(f"the secret is {os.environ['FAKE_SECRET']} !")
         raise ValueError(f"secret {os.environ['FAKE_SECRET']}")
 
     def do_env(self) -> None:
-        print("ENV " + json.dumps(dict(os.environ)), flush=True)
+        say("ENV " + json.dumps(dict(os.environ)))
 
 
 def main() -> None:

@@ -24,6 +24,10 @@ from hetrun.model import HostSpec
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_UNSHARE = (
+    *("unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc"),
+    "--kill-child=KILL",
+)
 GATEWAY = "10.77.0.254"
 
 
@@ -52,18 +56,22 @@ def descendants(pid: int) -> dict[int, str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                parents[int(entry.name)] = int(fields[1])
+                parents[int(entry.name)] = parent(int(entry.name))
     found: dict[int, str] = {}
     todo = [pid]
     while todo:
-        parent = todo.pop()
-        for child in [child for child, above in parents.items() if above == parent]:
+        above = todo.pop()
+        for child in [child for child, its in parents.items() if its == above]:
             todo.append(child)
             with contextlib.suppress(OSError):
                 line = (Path("/proc") / str(child) / "cmdline").read_bytes()
                 found[child] = line.replace(b"\0", b" ").decode(errors="replace")
     return found
+
+
+def parent(pid: int) -> int:
+    """Pid of the parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @dataclass
@@ -94,13 +102,8 @@ class LabHost:
     @property
     def init_pid(self) -> int:
         """Pid of its sshd, as seen from here."""
-        children = [
-            pid
-            for pid in descendants(self.process.pid)
-            if (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]
-            == str(self.process.pid)
-        ]
-        return children[0]
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
     def processes(self) -> dict[int, str]:
         """All processes of the host but its own sshd."""
@@ -164,19 +167,19 @@ class Lab:
         port: int = 22,
         shell: str = "/bin/bash",
         sshd: str = "",
-        known: bool = True,
+        nic: str = "eth0",
+        drop: str = "",
     ) -> LabHost:
-        """Start a host with address 10.77.0.<number>."""
+        """Start a host with address 10.77.0.<number>, without the capability in `drop`."""
         name, addr = f"h{number}", f"10.77.0.{number}"
         folder = self.folder / f"{name}-{len(self.hosts)}"
         (folder / "home").mkdir(parents=True)
         make_key(folder / "host_key")
-        _write_config(folder, name=name, port=port, shell=shell, sshd=sshd)
+        _write_config(folder, name=name, port=port, shell=shell, sshd=sshd, drop=drop)
         (folder / "authorized_keys").write_text((self.folder / "id.pub").read_text())
         with (folder / "sshd.log").open("wb") as errors:
             process = subprocess.Popen(
-                ["unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork"]
-                + ["--mount-proc", "--kill-child=KILL", "/bin/sh", str(folder / "init.sh")],
+                [*_UNSHARE, "/bin/sh", str(folder / "init.sh")],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -186,9 +189,8 @@ class Lab:
         self.hosts.append(host)
         own = Path("/proc/thread-self/ns/net").readlink()
         _until(lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != own, f"{name} has a net")
-        self.plug(host, "eth0", addr)
-        if known:
-            self.trust(host)
+        self.plug(host, nic, addr)
+        self.trust(host)
         _until(lambda: _answers(addr, port), f"sshd of {name}")
         return host
 
@@ -231,7 +233,7 @@ def make_key(path: Path, *, passphrase: str = "") -> None:
     call("ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", path.name, "-f", str(path))
 
 
-def _write_config(folder: Path, *, name: str, port: int, shell: str, sshd: str) -> None:
+def _write_config(folder: Path, *, name: str, port: int, shell: str, sshd: str, drop: str) -> None:
     (folder / "sshd_config").write_text(
         f"Port {port}\nHostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "UsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\n"
@@ -247,7 +249,8 @@ def _write_config(folder: Path, *, name: str, port: int, shell: str, sshd: str) 
     (folder / "init.sh").write_text(
         f"set -e\nhostname {name}\nmount -t sysfs none /sys\nmount -t tmpfs none /run\nmkdir /run/sshd\n"
         f"for f in passwd hosts resolv.conf; do mount --bind {folder}/$f /etc/$f; done\n"
-        f"exec /usr/sbin/sshd -D -e -f {folder}/sshd_config\n"
+        f"exec {f'setpriv --bounding-set=-{drop} --inh-caps=-{drop} ' if drop else ''}"
+        f"/usr/sbin/sshd -D -e -f {folder}/sshd_config\n"
     )
 
 

@@ -52,7 +52,7 @@ class Recorder:
         self.lines.append((host, rank, line))
 
 
-def make_plan(hosts: Sequence[tuple[HostSpec, int]], **launch: Any) -> Plan:
+def make_plan(hosts: Sequence[tuple[HostSpec, int]], device: str = "cpu", **launch: Any) -> Plan:
     """One pipeline over all ranks; `launch` goes into the recipe's launch section."""
     ranks: list[RankPlan] = []
     for spec, count in hosts:
@@ -68,7 +68,7 @@ def make_plan(hosts: Sequence[tuple[HostSpec, int]], **launch: Any) -> Plan:
                     model="cpu",
                     replica=0,
                     stage=number,
-                    torch_device="cpu",
+                    torch_device=device,
                 )
             )
     num_ranks = len(ranks)

@@ -1,0 +1,505 @@
+"""Whole launches over real sshds with real torchruns; ranks are played by a fake worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+
+from hetrun import store
+from hetrun.errors import HetrunError, HostError, PreflightError, StorageError
+from hetrun.launch import launch
+from hetrun.model import EndEvent, HostSpec, Plan, RunOutcome, StepEvent
+from tests.ssh.lab import Lab, LabHost, call, die_with_parent, parent
+from tests.ssh.plans import FAKE, Recorder, fake_env, make_plan
+
+pytestmark = pytest.mark.ssh
+Hosts = tuple[LabHost, LabHost, LabHost]
+REPOSITORY = Path(__file__).parents[2]
+NASTY = {
+    "A": "two words",
+    "B": "$(touch /tmp/x) `id` ;exit !! %s",
+    "C": "line\nbreak\r\ttab",
+    "D": '{"json": "\\" \'"}',
+    "E": "*?[a]{b,c}~ 64(x2) \\\\ ^ # äöü 漢",
+    "F": "",
+}
+
+
+def _plan(hosts: Hosts, meet: Path, fault: str = "", **launch_spec: Any) -> Plan:
+    """Three ranks on the first host, one on the second."""
+    more = launch_spec.pop("env", {})
+    env = fake_env(meet, fault, **more)
+    return make_plan([(hosts[0].spec(), 3), (hosts[1].spec(), 1)], env=env, **launch_spec)
+
+
+def _launch(plan: Plan, folder: Path, recorder: Recorder | None = None) -> RunOutcome:
+    return launch(
+        plan,
+        run_root=folder / "runs",
+        observer=recorder or Recorder(),
+        environ=os.environ,
+        code=FAKE,
+    )
+
+
+def _run_dir(folder: Path) -> Path:
+    (found,) = (folder / "runs").iterdir()
+    return found
+
+
+def _job_folders(host: LabHost) -> list[Path]:
+    return sorted((host.folder / "home/.cache/hetrun/jobs").iterdir(), key=os.path.getmtime)
+
+
+def test_uneven_hosts_run_to_the_end_with_ranks_where_the_plan_has_them(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    outcome = _launch(_plan(hosts, tmp_path / "meet", "env:0:0,env:3:0"), tmp_path, recorder)
+    assert (outcome.exit_code, outcome.status, outcome.failures) == (0, "done", ())
+    run = _run_dir(tmp_path)
+    assert store.load(RunOutcome, run / "launch.json") == outcome
+    steps = [event for event in recorder.events if isinstance(event, StepEvent)]
+    ends = [event for event in recorder.events if isinstance(event, EndEvent)]
+    assert (len(steps), sorted(event.rank for event in ends)) == (20, [0, 1, 2, 3])
+    for rank, name in enumerate([*["h1"] * 3, "h2"]):
+        assert f"rank {rank} on {name} is up" in (run / f"logs/rank-{rank:04}.log").read_text()
+        events = (run / f"events/rank-{rank:04}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["event"] for line in events] == ["start", *["step"] * 5, "end"]
+    assert "h2/3 rank 3 on h2 is up" in (run / "all.log").read_text()
+    env = {
+        rank: json.loads(line.removeprefix("ENV "))
+        for _, rank, line in recorder.lines
+        if line.startswith("ENV ")
+    }
+    assert [env[0][name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")] == [
+        *("4", "3"),
+        hosts[0].addr,
+    ]
+    assert env[3]["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert env[3]["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert env[3]["HETRUN_HOST"] == "h2"
+    for host in hosts[:2]:
+        host.wait_empty(0.5)
+        assert not (_job_folders(host)[-1] / "env").exists()
+
+
+def test_each_host_gets_the_name_of_its_own_interface(lab: Lab, tmp_path: Path) -> None:
+    first, second = lab.host(9, nic="ens3"), lab.host(10, nic="enp1s0")
+    second.inside("ip", "link", "add", "docker0", "type", "bridge")
+    second.inside("ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
+    second.inside("ip", "link", "set", "docker0", "up")
+    try:
+        recorder = Recorder()
+        env = fake_env(tmp_path / "meet", "env:0:0,env:1:0")
+        plan = make_plan([(first.spec(), 1), (second.spec(), 1)], env=env)
+        outcome = _launch(plan, tmp_path, recorder)
+    finally:
+        lab.drop(first)
+        lab.drop(second)
+    assert outcome.status == "done"
+    names = {
+        rank: json.loads(line.removeprefix("ENV "))["GLOO_SOCKET_IFNAME"]
+        for _, rank, line in recorder.lines
+        if line.startswith("ENV ")
+    }
+    assert names == {0: "ens3", 1: "enp1s0"}
+
+
+def test_a_rank_that_raises_is_the_root_cause_and_nothing_is_left(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    outcome = _launch(_plan(hosts, tmp_path / "meet", "raise:3:2,daemon:0:1"), tmp_path)
+    for host in hosts:
+        host.wait_empty(0.5)
+    assert (outcome.exit_code, outcome.status) == (1, "failed")
+    root, *others = outcome.failures
+    assert (root.host, root.rank, root.what) == ("h2", 3, "raised ValueError: bad row in batch 2")
+    assert "about to raise" in root.last_lines
+    assert "ValueError: bad row in batch 2" in root.last_lines
+    assert all("ConnectionError" in other.what for other in others)
+    assert outcome.not_clean == ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        ("kill:1:2", "was killed by signal 9"),
+        ("exit3:1:2", "ended with exit code 3"),
+        ("exit0:1:2", "ended with exit code 0 before its last step"),
+    ],
+)
+def test_a_rank_that_dies_silently_is_named_before_those_that_lost_it(
+    hosts: Hosts, tmp_path: Path, fault: str, what: str
+) -> None:
+    outcome = _launch(_plan(hosts, tmp_path / "meet", fault), tmp_path)
+    for host in hosts:
+        host.wait_empty(0.5)
+    root = outcome.failures[0]
+    assert (outcome.exit_code, root.host, root.rank, root.what) == (1, "h1", 1, what)
+
+
+def test_a_hanging_rank_is_named_with_its_last_step(hosts: Hosts, tmp_path: Path) -> None:
+    plan = _plan(hosts, tmp_path / "meet", "hang:2:3", step_timeout_s=3.0)
+    outcome = _launch(plan, tmp_path)
+    for host in hosts:
+        host.wait_empty(0.5)
+    (root,) = outcome.failures
+    assert (outcome.exit_code, outcome.status) == (6, "hang")
+    assert (root.host, root.rank) == ("h1", 2)
+    assert root.what.startswith("hangs after step 2: nothing for 3 s, at hetrun_fake_worker.py:")
+    assert root.what.endswith("in do_hang")
+
+
+def test_a_stopped_rank_is_told_from_those_that_wait_for_it(hosts: Hosts, tmp_path: Path) -> None:
+    plan = _plan(hosts, tmp_path / "meet", "stop:3:0", step_timeout_s=3.0)
+    (root,) = _launch(plan, tmp_path).failures
+    assert (root.host, root.rank) == ("h2", 3)
+    assert root.what == "is stopped (SIGSTOP) in its first step: nothing for 3 s"
+
+
+def test_a_secret_reaches_the_rank_and_nothing_else(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SECRET", 'tok"en-äö-51')
+    recorder = Recorder()
+    seen: list[str] = []
+    plan = _plan(hosts, tmp_path / "meet", "secret:3:1", secrets=("FAKE_SECRET",))
+    recorder.on_status = lambda host, text: seen.extend(hosts[1].processes().values())  # type: ignore[method-assign]
+    outcome = _launch(plan, tmp_path, recorder)
+    assert outcome.failures[0].what == "raised ValueError: secret ***"
+    assert "the secret is *** !" in [line for _, rank, line in recorder.lines if rank == 3]
+    assert any("torch.distributed.run" in line for line in seen)
+    files = [path.read_text() for path in _run_dir(tmp_path).rglob("*") if path.is_file()]
+    assert not [text for text in (*seen, *files) if "en-äö-51" in text or "en-\\u00e4" in text]
+    assert not (_job_folders(hosts[1])[-1] / "env").exists()
+
+
+def test_values_of_variables_arrive_byte_for_byte(hosts: Hosts, tmp_path: Path) -> None:
+    recorder = Recorder()
+    outcome = _launch(_plan(hosts, tmp_path / "meet", "env:3:0", env=NASTY), tmp_path, recorder)
+    assert outcome.status == "done"
+    (line,) = [line for _, _, line in recorder.lines if line.startswith("ENV ")]
+    env = json.loads(line.removeprefix("ENV "))
+    assert {name: env[name] for name in NASTY} == NASTY
+
+
+@pytest.mark.skipif(not (which("tcsh") and which("fish")), reason="needs tcsh and fish")
+def test_login_shells_of_other_kinds_change_nothing(lab: Lab, tmp_path: Path) -> None:
+    first, second = (
+        lab.host(21, shell=which("tcsh") or ""),
+        lab.host(22, shell=which("fish") or ""),
+    )
+    first.start_file(".cshrc", 'echo hi {"ok":1}')
+    (second.folder / "home/.config/fish").mkdir(parents=True)
+    second.start_file(".config/fish/config.fish", "echo noise")
+    recorder = Recorder()
+    env = fake_env(tmp_path / "meet", "env:0:0,env:1:0", **NASTY)
+    try:
+        plan = make_plan([(first.spec(), 1), (second.spec(), 1)], env=env)
+        assert _launch(plan, tmp_path, recorder).status == "done"
+    finally:
+        lab.drop(first)
+        lab.drop(second)
+    said = [json.loads(line[4:]) for _, _, line in recorder.lines if line.startswith("ENV ")]
+    assert [{name: env[name] for name in NASTY} for env in said] == [NASTY, NASTY]
+
+
+def test_a_flood_of_output_neither_stalls_nor_fills_the_run(hosts: Hosts, tmp_path: Path) -> None:
+    outcome = _launch(_plan(hosts, tmp_path / "meet", "flood:3:1"), tmp_path)
+    assert outcome.status == "done"
+    log = (_run_dir(tmp_path) / "logs/rank-0003.log").read_text()
+    assert "bytes skipped here" in log or log.count("\n") > 200_000
+    assert log.splitlines()[-1].startswith("line 199999 ")
+
+
+def test_a_full_disk_ends_the_run_with_its_outcome_written(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    call("mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path / "runs"))
+    try:
+        with pytest.raises(StorageError, match="No space left") as caught:
+            _launch(_plan(hosts, tmp_path / "meet", "flood:3:1"), tmp_path)
+        for host in hosts:
+            host.wait_empty(0.5)
+        outcome = store.load(RunOutcome, _run_dir(tmp_path) / "launch.json")
+    finally:
+        call("umount", str(tmp_path / "runs"))
+    assert "--run-root" in (caught.value.hint or "")
+    assert (outcome.status, outcome.exit_code) == ("failed", 1)
+
+
+def _refused(plan: Plan, folder: Path) -> HetrunError:
+    with pytest.raises(HetrunError) as caught:
+        _launch(plan, folder)
+    outcome = store.load(RunOutcome, _run_dir(folder) / "launch.json")
+    assert outcome.exit_code == caught.value.exit_code
+    return caught.value
+
+
+def test_wrong_interpreters_are_refused_before_anything_starts(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    cases: list[tuple[HostSpec, str]] = [
+        (hosts[1].spec(python="/nowhere/python"), "no interpreter '/nowhere/python' there"),
+        (hosts[1].spec(python="/bin/true"), "interpreter '/bin/true' does not run"),
+        (hosts[1].spec(python="/usr/bin/python3"), "no torch under /usr/bin/python3"),
+        (hosts[1].spec(activate="/nowhere/set_env.sh"), "no readable file '/nowhere/set_env.sh'"),
+        (hosts[1].spec(data_addr="10.77.9.9"), "10.77.9.9 is not an address of this host"),
+        (hosts[1].spec(work_dir="/proc/x"), "cannot write to /proc/x"),
+    ]
+    old = tmp_path / "python2"
+    old.write_text("#!/bin/sh\necho 'hetrun-python 3.8.1 /opt/old/python'\ncat >/dev/null\n")
+    old.chmod(0o755)
+    cases.append((hosts[1].spec(python=str(old)), "python at /opt/old/python is 3.8.1, need 3.10"))
+    for number, (spec, message) in enumerate(cases):
+        folder = tmp_path / str(number)
+        plan = make_plan([(hosts[0].spec(), 1), (spec, 1)], env=fake_env(tmp_path / "meet"))
+        error = _refused(plan, folder)
+        assert isinstance(error, PreflightError)
+        assert (error.host, error.exit_code) == ("h2", 3)
+        assert message in error.message
+        assert error.hint
+    for host in hosts:
+        host.wait_empty(3.0)
+
+
+def test_an_activation_script_is_sourced_and_its_noise_does_no_harm(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    script = tmp_path / "set_env.sh"
+    script.write_text("echo hetrun-python 2.7.0 fake; export A=(1 2); export FROM_SCRIPT=yes\n")
+    recorder = Recorder()
+    env = fake_env(tmp_path / "meet", "env:0:0")
+    plan = make_plan([(hosts[0].spec(activate=str(script)), 1)], env=env)
+    assert _launch(plan, tmp_path, recorder).status == "done"
+    (line,) = [line for _, _, line in recorder.lines if line.startswith("ENV ")]
+    assert json.loads(line.removeprefix("ENV "))["FROM_SCRIPT"] == "yes"
+
+
+def test_an_unreachable_host_ends_the_launch_and_leaves_nothing(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    dead = hosts[1].spec(name="dead", addr="10.77.0.99")
+    plan = make_plan([(hosts[0].spec(), 1), (dead, 1)], env=fake_env(tmp_path / "meet"))
+    error = _refused(plan, tmp_path)
+    assert isinstance(error, HostError)
+    assert (error.host, error.exit_code) == ("dead", 4)
+    hosts[0].wait_empty(3.0)
+
+
+def test_a_cut_link_is_lost_contact_and_both_sides_end(hosts: Hosts, tmp_path: Path) -> None:
+    recorder = Recorder()
+
+    def cut(host: str, text: str) -> None:
+        if text.startswith("torchrun started") and host == "h2":
+            hosts[1].link(up=False)
+
+    recorder.on_status = cut  # type: ignore[method-assign]
+    plan = _plan(hosts, tmp_path / "meet", lease_s=5.0, env={"HETRUN_FAKE_STEPS": "500"})
+    started_s = time.monotonic()
+    try:
+        outcome = _launch(plan, tmp_path, recorder)
+        took_s = time.monotonic() - started_s
+        hosts[0].wait_empty(0.5)
+        _wait_only_sessions(hosts[1], 10.0)
+    finally:
+        hosts[1].link(up=True)
+        hosts[1].drop_sessions()
+    assert (outcome.exit_code, outcome.status, outcome.not_clean) == (5, "lost contact", ("h2",))
+    assert outcome.failures[0].host == "h2"
+    assert outcome.failures[0].what.startswith("lost contact: ")
+    assert took_s < 45
+
+
+def _wait_only_sessions(host: LabHost, timeout_s: float) -> None:
+    """Wait until a host that cannot be reached runs nothing but sshd's own session."""
+    deadline_s = time.monotonic() + timeout_s
+    while left := [line for line in host.processes().values() if "sshd" not in line]:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.05)
+
+
+class Controller:
+    """A launch in a process of its own."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        store.save(plan, folder / "plan.json")
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ssh.controller", "plan.json", "runs"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def wait_for(self, text: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if text in line:
+                return
+        raise AssertionError(f"the controller ended without {text!r}")
+
+    def outcome(self) -> RunOutcome:
+        return store.load(RunOutcome, _run_dir(self.folder) / "launch.json")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[Plan], Controller]]:
+    started: list[Controller] = []
+
+    def start(plan: Plan) -> Controller:
+        started.append(Controller(plan, tmp_path))
+        return started[-1]
+
+    yield start
+    for controller in started:
+        controller.process.kill()
+        controller.process.wait(timeout=10)
+        assert controller.process.stdout is not None
+        controller.process.stdout.close()
+
+
+LONG = {"HETRUN_FAKE_STEPS": "500"}
+Start = Callable[[Plan], Controller]
+
+
+def test_a_killed_controller_leaves_nothing_within_three_seconds(
+    hosts: Hosts, tmp_path: Path, start: Start
+) -> None:
+    fault = "daemon:0:1,stubborn:1:1,daemon:3:1"
+    controller = start(_plan(hosts, tmp_path / "meet", fault, env=LONG))
+    controller.wait_for("event step 3")
+    controller.wait_for("event step 3")
+    controller.process.kill()
+    started_s = time.monotonic()
+    for host in hosts:
+        host.wait_empty(3.0 - (time.monotonic() - started_s))
+    for host in hosts[:2]:
+        assert not (_job_folders(host)[-1] / "env").exists()
+
+
+def test_ctrl_c_ends_the_run_in_order(hosts: Hosts, tmp_path: Path, start: Start) -> None:
+    controller = start(_plan(hosts, tmp_path / "meet", env=LONG))
+    controller.wait_for("event step")
+    controller.process.send_signal(signal.SIGINT)
+    assert controller.process.wait(timeout=10) == 130
+    for host in hosts:
+        host.wait_empty(0.5)
+    outcome = controller.outcome()
+    assert (outcome.status, outcome.exit_code, outcome.failures) == ("interrupted", 130, ())
+
+
+def test_sigterm_ends_the_run_in_order(hosts: Hosts, tmp_path: Path, start: Start) -> None:
+    controller = start(_plan(hosts, tmp_path / "meet", env=LONG))
+    controller.wait_for("event step")
+    controller.process.send_signal(signal.SIGTERM)
+    assert controller.process.wait(timeout=10) == 143
+    for host in hosts:
+        host.wait_empty(0.5)
+    assert controller.outcome().exit_code == 143
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(
+    hosts: Hosts, tmp_path: Path, start: Start
+) -> None:
+    plan = _plan(hosts, tmp_path / "meet", "stubborn:3:0", env=LONG, stop_grace_s=30.0)
+    controller = start(plan)
+    controller.wait_for("event step 3")
+    controller.process.send_signal(signal.SIGINT)
+    controller.wait_for("stopping")
+    time.sleep(0.5)
+    assert controller.process.poll() is None
+    controller.process.send_signal(signal.SIGINT)
+    assert controller.process.wait(timeout=5) == 130
+    for host in hosts:
+        host.wait_empty(0.5)
+
+
+def test_ctrl_c_while_connecting_ends_at_once(
+    lab: Lab, hosts: Hosts, tmp_path: Path, start: Start
+) -> None:
+    dead = hosts[1].spec(name="dead", addr="10.77.0.99")
+    plan = make_plan([(hosts[0].spec(), 1), (dead, 1)], env=fake_env(tmp_path / "meet"))
+    controller = start(plan)
+    controller.wait_for("status dead connecting")
+    controller.process.send_signal(signal.SIGINT)
+    assert controller.process.wait(timeout=3) == 130
+    hosts[0].wait_empty(3.0)
+    assert controller.outcome().status == "interrupted"
+
+
+@pytest.mark.parametrize("victim", ["guard", "init", "torchrun"])
+def test_whatever_is_killed_on_a_host_all_of_the_job_goes(
+    hosts: Hosts, tmp_path: Path, start: Start, victim: str
+) -> None:
+    controller = start(_plan(hosts, tmp_path / "meet", "daemon:3:0", env=LONG))
+    controller.wait_for("event step 3")
+    _kill(hosts[1], victim)
+    for host in hosts:
+        host.wait_empty(10.0)
+    assert controller.process.wait(timeout=10) in (1, 5)
+    assert controller.outcome().failures[0].host == "h2"
+
+
+def _kill(host: LabHost, victim: str) -> None:
+    """Kill torchrun, or one of the processes above it: the job's first one, and the guard."""
+    found = host.processes()
+    torchrun = next(pid for pid, line in found.items() if "-m torch.distributed.run" in line)
+    init = parent(torchrun)
+    guard = init
+    while "-I -c" in found.get(parent(guard), ""):  # our own interpreters above it
+        guard = parent(guard)
+    os.kill({"guard": guard, "init": init, "torchrun": torchrun}[victim], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def plain_host(lab: Lab) -> Iterator[LabHost]:
+    """Like a container: root, but not allowed to make namespaces of its own."""
+    host = lab.host(7, drop="sys_admin")
+    yield host
+    lab.drop(host)
+
+
+@pytest.mark.parametrize(("device", "mode"), [("cpu", "user and pid"), ("cuda", "subreaper")])
+@pytest.mark.parametrize("victim", ["guard", "init", "torchrun", "controller"])
+def test_without_the_right_to_make_namespaces_all_goes_too(
+    plain_host: LabHost, tmp_path: Path, start: Start, device: str, mode: str, victim: str
+) -> None:
+    env = fake_env(tmp_path / "meet", "daemon:1:0", **LONG)
+    controller = start(make_plan([(plain_host.spec(), 2)], device=device, env=env))
+    controller.wait_for(f"torchrun started ({mode}")
+    controller.wait_for("event step 1")
+    if victim == "controller":
+        controller.process.kill()
+    else:
+        _kill(plain_host, victim)
+    plain_host.wait_empty(5.0)
+    if victim != "controller":
+        assert controller.process.wait(timeout=10) in (1, 5)
+
+
+def test_stopping_one_run_leaves_another_on_the_same_hosts_alone(
+    hosts: Hosts, tmp_path: Path, start: Start
+) -> None:
+    (tmp_path / "other").mkdir()
+    controller = start(_plan(hosts, tmp_path / "meet", env=LONG))
+    controller.wait_for("event step")
+    outcome = _launch(_plan(hosts, tmp_path / "meet2", "raise:0:0"), tmp_path / "other")
+    assert outcome.exit_code == 1
+    controller.wait_for("event step")
+    controller.wait_for("event step")
+    controller.process.send_signal(signal.SIGINT)
+    assert controller.process.wait(timeout=10) == 130
