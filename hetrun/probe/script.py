@@ -46,6 +46,7 @@ guard=none
 if timeout -k 1 5 true 2>/dev/null; then guard=timeout
 elif setsid true 2>/dev/null; then guard=setsid; fi
 run() { # name, seconds, command: fills $d/name.out, .err and .rc, and returns in time whatever happens
+  echo 1 >"$d/$1.busy"
   (
     exec </dev/null >"$d/$1.out" 2>"$d/$1.err"
     ulimit -f 4096
@@ -59,18 +60,18 @@ exit \$?"
   ) &
   p=$!
   (
-    s=
-    trap 'kill $s; exit 0' TERM
-    sleep "$(($2 + 2))" & s=$!
-    wait $s
+    trap 'kill -9 $!; exit 0' TERM # -9: before it becomes sleep, the child would swallow a TERM
+    sleep "$(($2 + 2))" &
+    wait $!
+    [ -f "$d/$1.busy" ] || exit 0
     echo 1 >"$d/$1.late"
     kill -9 -$p || kill -9 $p
   ) </dev/null >/dev/null 2>&1 &
   w=$!
   wait $p
   rc=$?
+  rm -f "$d/$1.busy"
   kill $w
-  wait $w
   if [ -f "$d/$1.late" ]; then rc=124; fi
   echo $rc >"$d/$1.rc"
 } 2>/dev/null

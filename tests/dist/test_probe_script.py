@@ -126,10 +126,17 @@ def test_flooding_tool_is_cut(shell: list[str]) -> None:
     assert len(section.stdout) == script.MAX_STDOUT
 
 
-def test_nothing_stays_on_the_host(shell: list[str], tmp_path: Path) -> None:
+def test_nothing_stays_on_the_host(
+    shell: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "BASE_TIMEOUT_S", 4242)
     run(shell, {}, env={"TMPDIR": str(tmp_path)})
     left = [*Path("/dev/shm").glob("hetrun-probe*"), *tmp_path.iterdir()]
     assert left == []
+    deadline_s = time.monotonic() + 3
+    while processes("sleep 4244") and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert processes("sleep 4244") == []  # who watches a quick command goes with it
 
 
 def test_values_reach_the_interpreter_unchanged_and_stay_out_of_process_lists(

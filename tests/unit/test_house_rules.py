@@ -2,14 +2,18 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from hetrun.cli.app import app
 from hetrun.inventory import load_inventory
 from hetrun.recipe import load_recipe
 from hetrun.vendors import all_vendors
 
-ROOT = Path(__file__).parents[2]
+UNIT = Path(__file__).parent
+ROOT = UNIT.parents[1]
 PYTHON = sorted(path for folder in ("hetrun", "tests") for path in (ROOT / folder).rglob("*.py"))
 MAX_LINES = 400
 # Names of vendors that are plain words, so that their presence in a text says nothing.
@@ -47,3 +51,19 @@ def test_shipped_inventories_load(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").iterdir()), ids=name_of)
 def test_shipped_recipes_load(path: Path) -> None:
     assert load_recipe(path).train.steps > 0
+
+
+def test_flags_are_those_of_the_snapshot() -> None:
+    """A new flag needs a reason (most knobs belong in a file): say it where flags.txt changes."""
+    assert _flags(typer.main.get_command(app)) == (UNIT / "flags.txt").read_text().splitlines()
+
+
+def _flags(command: Any, name: str = "hetrun") -> list[str]:
+    lines = [
+        " ".join([name, *parameter.opts])
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+    ]
+    for child, below in getattr(command, "commands", {}).items():
+        lines += _flags(below, f"{name} {child}")
+    return lines
