@@ -96,6 +96,6 @@ def _unlimited_s(problem: Problem, outcome: Outcome) -> float | None:
     if not outcome.memory_bound:
         return None
     try:
-        return search(problem.without_memory_limits()).best.step_s
+        return search(problem.without_memory_limits(), quick=True).best.step_s
     except NoPlanError:
         return None

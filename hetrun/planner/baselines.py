@@ -38,7 +38,7 @@ def _alone(
             smaller = search(own.with_batch(scaled_rows))
             scaled_rows_per_s = scaled_rows / smaller.best.step_s
     except NoPlanError as error:
-        why = error.message
+        why = error.message.partition(" (")[0]
     return Baseline(
         vendor=vendor,
         num_devices=own.num_devices,

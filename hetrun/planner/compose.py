@@ -1,8 +1,7 @@
 """Which replica shapes, and how many of each: candidate combinations. Judging them is left to `search.py`.
 
 Few devices: every multiset of device counts. Many: for a deadline T a replica of shape p does n_p(T) microbatches,
-so the best T is the least at which an integer programme over multiplicities reaches the batch. Its size depends on
-the kinds of devices and not on their number, which is why it carries to large clusters.
+so the best T is the least at which the integer programme of `knapsack.py` over multiplicities reaches the batch.
 """
 
 from __future__ import annotations
@@ -11,12 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import floor
 
 from hetrun.planner.estimate import Combo
+from hetrun.planner.knapsack import most_rows
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape
 
 MOST_MULTISETS = 2500  # up to here all are tried
-_DEADLINE_STEPS = (0.0, 0.001, 0.003, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
-_TRIES_PER_FAMILY = 3  # solutions taken, each at a longer deadline
+_MOST_COLUMNS = 150
+_LONGER = (
+    0.0,
+    0.01,
+    0.03,
+)  # than the earliest deadline: other combinations, maybe with less traffic
 
 
 def combos(problem: Problem, shapes: Sequence[Shape], bound_s: float) -> Iterator[Combo]:
@@ -30,9 +34,9 @@ def combos(problem: Problem, shapes: Sequence[Shape], bound_s: float) -> Iterato
         yield from _with_shapes(problem, multisets, by_use)
         return
     yield from _one_shape(shapes, capacity)
-    for family in _families(problem):
+    for family in _FAMILIES:
         chosen = [shape for shape in shapes if family(shape)]
-        if chosen:
+        if chosen and (len(problem.kinds) > 1 or family is _FAMILIES[0]):
             yield from _by_deadline(problem, chosen, capacity, bound_s)
 
 
@@ -110,95 +114,70 @@ def _one_shape(shapes: Sequence[Shape], capacity: tuple[int, ...]) -> Iterator[C
             yield tuple(combo)
 
 
-def _families(problem: Problem) -> list[Callable[[Shape], bool]]:
-    """Return filters under which the integer programme is solved, since it does not see the gradient sync."""
-    families: list[Callable[[Shape], bool]] = [
-        lambda shape: True,
-        lambda shape: sum(count > 0 for count in shape.use) == 1,
-        lambda shape: sum(count > 0 for count in shape.use) > 1,
-    ]
-    if len(problem.row_choices) > 1:
-        for rows in problem.row_choices:
-            families.append(lambda shape, rows=rows: shape.rows == rows)  # type: ignore[misc]
-    return families
+_FAMILIES: tuple[Callable[[Shape], bool], ...] = (
+    lambda shape: True,
+    lambda shape: sum(count > 0 for count in shape.use) == 1,
+    lambda shape: sum(count > 0 for count in shape.use) > 1,
+)  # solved one by one, since the integer programme does not see the gradient sync
 
 
 def _by_deadline(
     problem: Problem, shapes: Sequence[Shape], capacity: tuple[int, ...], bound_s: float
 ) -> Iterator[Combo]:
-    """Yield combinations that reach the batch by deadlines from the earliest on."""
-    relaxed_s = _earliest(problem, shapes, capacity, bound_s)
-    if relaxed_s is None:
+    """Yield combinations that reach the batch by the earliest deadline, and by somewhat longer ones."""
+
+    def reach(deadline_s: float) -> Combo | None:
+        """The combination that does most rows by a deadline, None if that is not the batch."""
+        columns = _columns(problem, shapes, deadline_s)
+        counts, num_rows = most_rows([(s.use, rows) for s, rows in columns], capacity)
+        if num_rows < problem.batch_rows:
+            return None
+        return tuple((s, n) for (s, _), n in zip(columns, counts, strict=True) if n)
+
+    earliest_s = _earliest(reach, max(bound_s, min(s.seconds(1) + s.optimizer_s for s in shapes)))
+    if earliest_s is None:
         return
-    tries = 0
-    for step in _DEADLINE_STEPS:
-        columns = _columns(shapes, relaxed_s * (1 + step))
-        counts, done = _most_rows(columns, capacity, whole=True)
-        if done >= problem.batch_rows:
-            yield tuple(
-                (shape, round(count))
-                for (shape, _), count in zip(columns, counts, strict=True)
-                if round(count) > 0
-            )
-            tries += 1
-            if tries == _TRIES_PER_FAMILY:
-                return
+    for longer in _LONGER:
+        combo = reach(earliest_s * (1 + longer))
+        if combo is not None:
+            yield combo
 
 
-def _earliest(
-    problem: Problem, shapes: Sequence[Shape], capacity: tuple[int, ...], bound_s: float
-) -> float | None:
-    """Return the least deadline at which fractions of replicas reach the batch (to 1e-4)."""
-    low = high = max(bound_s, min(shape.seconds(1) + shape.optimizer_s for shape in shapes))
+def _earliest(reach: Callable[[float], Combo | None], start_s: float) -> float | None:
+    """Return the least deadline that can be kept, to 0.2 %, None where none can."""
+    low = high = start_s
     for _ in range(40):
-        if _most_rows(_columns(shapes, high), capacity, whole=False)[1] >= problem.batch_rows:
+        if reach(high) is not None:
             break
-        low, high = high, high * 1.5
+        low, high = high, high * 1.25
     else:
         return None
-    while high > low * (1 + 1e-4):
+    while high > low * 1.002:
         middle = (low + high) / 2
-        if _most_rows(_columns(shapes, middle), capacity, whole=False)[1] >= problem.batch_rows:
+        if reach(middle) is not None:
             high = middle
         else:
             low = middle
     return high
 
 
-def _columns(shapes: Sequence[Shape], deadline_s: float) -> list[tuple[Shape, int]]:
-    """Return per use of devices the shape that does most rows by the deadline, and how many."""
+def _columns(
+    problem: Problem, shapes: Sequence[Shape], deadline_s: float
+) -> list[tuple[Shape, int]]:
+    """Return per use of devices the shape that does most rows by the deadline, and how many.
+
+    Only the uses that make most of their devices are kept: the others never enter an optimum.
+    """
     best: dict[tuple[int, ...], tuple[Shape, int]] = {}
     for shape in shapes:
         left_s = deadline_s - shape.optimizer_s - shape.fill_s
         num_rows = shape.rows * floor(left_s / shape.cycle_s + 1e-9)
         if num_rows > 0 and (shape.use not in best or num_rows > best[shape.use][1]):
             best[shape.use] = (shape, num_rows)
-    return list(best.values())
 
+    def yield_of(column: tuple[Shape, int]) -> float:
+        """Rows per row that the devices could do."""
+        use = column[0].use
+        return column[1] / sum(n * s for n, s in zip(use, problem.speeds, strict=True))
 
-def _most_rows(
-    columns: Sequence[tuple[Shape, int]], capacity: tuple[int, ...], *, whole: bool
-) -> tuple[Sequence[float], float]:
-    """Return replicas per column that do most rows with the devices there are, and those rows."""
-    from scipy.optimize import (
-        LinearConstraint,
-        linprog,
-        milp,
-    )  # half a second that small plans save
-
-    if not columns:
-        return (), 0.0
-    value = [-float(num_rows) for _, num_rows in columns]
-    need = [[shape.use[kind] for shape, _ in columns] for kind in range(len(capacity))]
-    if whole:
-        found = milp(
-            value,
-            constraints=LinearConstraint(need, ub=capacity),
-            integrality=[1] * len(value),
-            options={"node_limit": 2000, "mip_rel_gap": 1e-4},
-        )
-    else:
-        found = linprog(value, A_ub=need, b_ub=capacity, method="highs")
-    if found.x is None:
-        return (), 0.0
-    return list(found.x), -float(found.fun)
+    return sorted(best.values(), key=yield_of, reverse=True)[:_MOST_COLUMNS]

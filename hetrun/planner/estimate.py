@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappush, heappushpop
 from itertools import pairwise
 
-from hetrun import arch
 from hetrun.model import Link, LinkKind
 from hetrun.planner.apportion import Part, level_s
 from hetrun.planner.problem import Problem
@@ -23,12 +23,34 @@ def parts_of(combo: Combo) -> list[Part]:
     ]
 
 
-def estimate_s(problem: Problem, combo: Combo) -> float | None:
-    """Return about how long a step takes; None where the batch is too small for so many replicas."""
+def compute_s(problem: Problem, combo: Combo) -> float | None:
+    """Return about how long a step takes without its sync; None where the batch is too small for so many replicas."""
     level = level_s(problem.batch_rows, parts_of(combo))
-    if level is None:
-        return None
-    return level + sync_s(problem, combo) + max(shape.optimizer_s for shape, _ in combo)
+    return None if level is None else level + max(shape.optimizer_s for shape, _ in combo)
+
+
+def quickest(problem: Problem, combos: Iterable[Combo], *, most: int) -> list[Combo]:
+    """Return the most promising combinations, best first; equal ones in the order in which they came.
+
+    Sync takes longest to estimate and only adds, so it is left out where the rest is too slow already.
+    """
+    computed: dict[Combo, float] = {}
+    for combo in combos:
+        if combo not in computed:
+            seconds = compute_s(problem, combo)
+            if seconds is not None:
+                computed[combo] = seconds
+    order = {combo: number for number, combo in enumerate(computed)}
+    best: list[tuple[float, int, Combo]] = []  # the slowest first: seconds and numbers negated
+    for combo in sorted(computed, key=computed.__getitem__):
+        if len(best) == most and computed[combo] >= -best[0][0]:
+            break
+        item = (-computed[combo] - sync_s(problem, combo), -order[combo], combo)
+        if len(best) < most:
+            heappush(best, item)
+        else:
+            heappushpop(best, item)
+    return [combo for _, _, combo in sorted(best, key=lambda item: (-item[0], -item[1]))]
 
 
 def sync_s(problem: Problem, combo: Combo) -> float:
@@ -43,21 +65,22 @@ def sync_s(problem: Problem, combo: Combo) -> float:
     scalar_s = reduce_s(problem, everyone, SCALAR_BYTES)
     if sum(count for _, count in combo) < 2:
         return scalar_s
-    num_layers = problem.model.num_layers
     ends = [_stage_ends(shape) for shape, _ in combo]
-    cuts = sorted({0, num_layers}.union(*ends))
+    cuts = sorted({0}.union(*ends))
     until = {0: 0.0}  # seconds of all segments before a cut
+    stages = [0] * len(combo)  # that hold the segment, per shape
     for first, end in pairwise(cuts):
         owners: dict[str, int] = {}
-        for (shape, count), stage_ends in zip(combo, ends, strict=True):
-            stage = next(i for i, stage_end in enumerate(stage_ends) if stage_end > first)
-            vendor = problem.kinds[shape.kinds[stage]].vendor
+        for number, (shape, count) in enumerate(combo):
+            if ends[number][stages[number]] == first:
+                stages[number] += 1
+            vendor = problem.kinds[shape.kinds[stages[number]]].vendor
             owners[vendor] = owners.get(vendor, 0) + count
-        until[end] = until[first] + reduce_s(problem, owners, _segment_bytes(problem, first, end))
+        until[end] = until[first] + reduce_s(problem, owners, problem.gradient_bytes(first, end))
     busiest = max(
         until[end] - until[begin]
         for stage_ends in ends
-        for begin, end in zip([0, *stage_ends[:-1]], stage_ends, strict=True)
+        for begin, end in pairwise((0, *stage_ends))
     )
     return busiest + scalar_s
 
@@ -72,22 +95,19 @@ def _stage_ends(shape: Shape) -> list[int]:
     return ends
 
 
-def _segment_bytes(problem: Problem, first: int, end: int) -> int:
-    """Return gradient bytes of layers [first, end), with embedding and head where they belong."""
-    count = (end - first) * arch.layer_parameters(problem.model)
-    if first == 0:
-        count += arch.embedding_parameters(problem.model)
-    if end == problem.model.num_layers:
-        count += arch.head_parameters(problem.model)
-    return count * arch.BYTES_PER_ELEMENT[problem.dtype]
+def reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: int) -> float:
+    """Return the seconds of an all-reduce over so many devices of each vendor, on likely seats; remembered."""
+    key = (tuple(owners.items()), num_bytes)
+    if key not in problem.reduce_cache:
+        problem.reduce_cache[key] = _reduce_s(problem, owners, num_bytes)
+    return problem.reduce_cache[key]
 
 
-def reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: float) -> float:
-    """Return the seconds of an all-reduce over so many devices of each vendor, on likely seats."""
+def _reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: int) -> float:
     inside_s = 0.0
     for vendor, count in owners.items():
         if count > 1:
-            link = problem.link(_inside(problem, vendor), vendor, vendor)
+            link = problem.link(problem.inside[vendor], vendor, vendor)
             inside_s = max(inside_s, _ring_s(num_bytes, count, [link]))
     vendors = sorted(owners)
     if len(vendors) == 1:
@@ -97,13 +117,5 @@ def reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: float) -> f
     return inside_s + _ring_s(num_bytes, len(vendors), hops)
 
 
-def _ring_s(num_bytes: float, size: int, hops: Sequence[Link]) -> float:
+def _ring_s(num_bytes: int, size: int, hops: Sequence[Link]) -> float:
     return 2 * (size - 1) * max(h.latency_s + num_bytes / size / h.bytes_per_s for h in hops)
-
-
-def _inside(problem: Problem, vendor: str) -> LinkKind:
-    """Return which link the devices of a vendor share, pessimistic about hosts."""
-    hosts = {
-        seat.host_number for kind in problem.kinds if kind.vendor == vendor for seat in kind.seats
-    }
-    return LinkKind.INSIDE_HOST if len(hosts) == 1 else LinkKind.INSIDE_ISLAND

@@ -64,7 +64,9 @@ def lay_out(
             )
         )
         first_row += replicas[-1].num_rows
-    cost = step_cost(ranks, replicas, problem.links, problem.model, problem.dtype)
+    cost = step_cost(
+        ranks, replicas, problem.links, problem.model, problem.dtype, problem.known_ends
+    )
     return Layout(ranks=tuple(ranks), replicas=tuple(replicas), cost=cost)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from hetrun import arch
 from hetrun.errors import NoPlanError
 from hetrun.model import (
     Device,
@@ -27,6 +29,7 @@ from hetrun.model import (
 from hetrun.planner.cost import is_extrapolated, model_seconds, timing_at
 from hetrun.planner.targets import EMULATED, TorchTarget
 from hetrun.schedule import find_link
+from hetrun.schedule.step import KnownEnds
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ class Seat:
         return f"{self.host}/{self.device.index}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """Devices that are equal to the planner: vendor, model and memory. Seats in canonical order."""
 
@@ -65,7 +68,7 @@ class Kind:
         """Vendor and model, for people."""
         return f"{self.vendor} {self.model}"
 
-    @property
+    @cached_property
     def most_on_one_host(self) -> int:
         """Most of these devices that sit in one host."""
         hosts = [seat.host_number for seat in self.seats]
@@ -76,7 +79,7 @@ class Kind:
         return max(rows / model_seconds(t, num_layers) for rows, t in self.timings.items())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Everything that a search looks at, and nothing else."""
 
@@ -89,12 +92,41 @@ class Problem:
     kinds: tuple[Kind, ...]
     links: tuple[Link, ...]
     notes: tuple[str, ...] = ()
-    _link_cache: dict[tuple[LinkKind, str, str], Link] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def reduce_cache(self) -> dict[tuple[tuple[tuple[str, int], ...], int], float]:
+        """Seconds of all-reduces that were asked for, by devices per vendor and bytes."""
+        return {}
+
+    @cached_property
+    def known_ends(self) -> KnownEnds:
+        """Pipelines that were simulated already."""
+        return {}
+
+    @cached_property
+    def _link_cache(self) -> dict[tuple[LinkKind, str, str], Link]:
+        return {}
+
+    @cached_property
     def vendors(self) -> tuple[str, ...]:
         """Vendors in canonical order."""
         return tuple(sorted({kind.vendor for kind in self.kinds}))
+
+    @cached_property
+    def speeds(self) -> tuple[float, ...]:
+        """Rows per second of one device of each kind, with the whole model to itself."""
+        return tuple(kind.rows_per_s(self.model.num_layers) for kind in self.kinds)
+
+    @cached_property
+    def inside(self) -> dict[str, LinkKind]:
+        """The slowest link among the devices of each vendor."""
+        hosts: dict[str, set[int]] = {}
+        for kind in self.kinds:
+            hosts.setdefault(kind.vendor, set()).update(seat.host_number for seat in kind.seats)
+        return {
+            vendor: LinkKind.INSIDE_HOST if len(numbers) == 1 else LinkKind.INSIDE_ISLAND
+            for vendor, numbers in hosts.items()
+        }
 
     @property
     def num_devices(self) -> int:
@@ -117,6 +149,15 @@ class Problem:
         else:
             kind = LinkKind.INSIDE_HOST
         return self.link(kind, a.device.vendor, b.device.vendor)
+
+    def gradient_bytes(self, first: int, end: int) -> int:
+        """Bytes of the gradients of layers [first, end), with embedding and head where they belong."""
+        count = (end - first) * arch.layer_parameters(self.model)
+        if first == 0:
+            count += arch.embedding_parameters(self.model)
+        if end == self.model.num_layers:
+            count += arch.head_parameters(self.model)
+        return count * arch.BYTES_PER_ELEMENT[self.dtype]
 
     def only(self, vendor: str) -> Problem:
         """Return the same problem with the devices of one vendor."""

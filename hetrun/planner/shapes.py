@@ -15,7 +15,9 @@ from hetrun.planner.split import fill_parts
 from hetrun.schedule import plain_window
 
 _FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
-_MANY_SHAPES = 6000  # above, only two orders of the kinds are tried
+_COARSE_GRID = 4  # the same with three kinds and more
+_FEW_USES = 600  # above, only two orders of the kinds are tried
+_MOST_SHAPES = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,15 @@ class Shape:
         return self.fill_s + num_microbatches * self.cycle_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Layers per stage and the seconds of the slowest."""
+
+    layers: tuple[int, ...]
+    cycle_s: float
+    memory_bound: bool
+
+
 def pieces(layers: Sequence[int]) -> tuple[Piece, ...]:
     """Say what each stage of a pipeline holds."""
     last = len(layers) - 1
@@ -57,40 +68,73 @@ class ShapeMaker:
         self.problem = problem
         self.dropped_for_memory = 0
         self._caps: dict[tuple[int, int, int, bool, bool], int] = {}
+        self._hops: dict[tuple[int, int, bool, int], float] = {}
+        counts = [len(kind.seats) for kind in problem.kinds]
+        self._unit_seconds = {
+            (number, rows): unit_seconds(timing)
+            for number, kind in enumerate(problem.kinds)
+            for rows, timing in kind.timings.items()
+        }
+        self._layer_parameters = arch.layer_parameters(problem.model)
+        self._total_speed = sum(n * s for n, s in zip(counts, problem.speeds, strict=True))
 
     def make(self, kinds: Sequence[int], rows: int) -> Shape | None:
         """Split the layers over stages of these kinds, at least one each; None where they do not fit."""
+        cut = self.cut(kinds, rows)
+        if cut is None:
+            return None
+        return self.finish(kinds, cut.layers, rows, memory_bound=cut.memory_bound)
+
+    def cut(self, kinds: Sequence[int], rows: int) -> Cut | None:
+        """Return the exact split of the layers over stages of these kinds, None where they do not fit."""
         problem = self.problem
         size = len(kinds)
-        num_layers = problem.model.num_layers
-        if size > num_layers:
+        spare = problem.model.num_layers - size
+        if spare < 0:
             return None
         unit_s, start_s, caps = [], [], []
         for index, kind in enumerate(kinds):
-            layer_s, embedding_s, head_s = unit_seconds(problem.kinds[kind].timings[rows])
-            first, last = index == 0, index == size - 1
+            layer_s, embedding_s, head_s = self._unit_seconds[kind, rows]
             unit_s.append(layer_s)
-            start_s.append(layer_s + embedding_s * first + head_s * last)
+            start_s.append(layer_s + embedding_s * (index == 0) + head_s * (index == size - 1))
             caps.append(self.cap(kind, rows, size=size, index=index) - 1)
-        if min(caps) < 0 or sum(caps) < num_layers - size:
+        if min(caps) < 0 or sum(caps) < spare:
             self.dropped_for_memory += 1
             return None
-        more = fill_parts(num_layers - size, unit_s, start_s=start_s, caps=caps)
-        spare = num_layers - size
-        bound = any(count == cap < spare for count, cap in zip(more, caps, strict=True))
-        return self.finish(kinds, [count + 1 for count in more], rows, memory_bound=bound)
+        more = fill_parts(spare, unit_s, start_s=start_s, caps=caps)
+        cycle_s = max(s + n * u for s, n, u in zip(start_s, more, unit_s, strict=True))
+        return Cut(
+            layers=tuple(count + 1 for count in more),
+            cycle_s=cycle_s,
+            memory_bound=any(count == cap < spare for count, cap in zip(more, caps, strict=True)),
+        )
+
+    def promise(self, kinds: Sequence[int], rows: int, cut: Cut) -> float:
+        """Return the share of its devices' speed that a shape uses, by its slowest stage and its bubble."""
+        speed = sum(self.problem.speeds[kind] for kind in kinds)
+        count = self._typical_microbatches(kinds, rows)
+        return rows / (cut.cycle_s * speed) * count / (count + len(kinds) - 1)
 
     def finish(
         self, kinds: Sequence[int], layers: Sequence[int], rows: int, *, memory_bound: bool
     ) -> Shape:
         """Return a shape with these layers and its straight line, whether or not it fits."""
         problem = self.problem
+        last = len(kinds) - 1
         stages = []
         optimizer_s = 0.0
-        for kind, piece in zip(kinds, pieces(layers), strict=True):
-            stages.append(stage_seconds(problem.kinds[kind].timings[rows], piece))
-            per_parameter_s = problem.kinds[kind].optimizer_s_per_parameter
-            optimizer_s = max(optimizer_s, per_parameter_s * stage_parameters(problem.model, piece))
+        for index, (kind, count) in enumerate(zip(kinds, layers, strict=True)):
+            timing = problem.kinds[kind].timings[rows]
+            forward_s = count * timing.layer_forward_s
+            backward_s = count * timing.layer_backward_s
+            parameters = count * self._layer_parameters
+            if index in (0, last):
+                piece = Piece(num_layers=count, has_embedding=index == 0, has_head=index == last)
+                forward_s, backward_s = stage_seconds(timing, piece)
+                parameters = stage_parameters(problem.model, piece)
+            stages.append((forward_s, backward_s))
+            update_s = problem.kinds[kind].optimizer_s_per_parameter * parameters
+            optimizer_s = max(optimizer_s, update_s)
         cycle_s = max(forward_s + backward_s for forward_s, backward_s in stages)
         typical = self._typical_microbatches(kinds, rows)
         end_s = _end_without_links(stages, typical) + 2 * self._links_s(kinds, rows)
@@ -98,7 +142,7 @@ class ShapeMaker:
             kinds=tuple(kinds),
             layers=tuple(layers),
             rows=rows,
-            use=tuple(list(kinds).count(kind) for kind in range(len(problem.kinds))),
+            use=tuple(kinds.count(kind) for kind in range(len(problem.kinds))),
             cycle_s=cycle_s,
             fill_s=end_s - typical * cycle_s,
             optimizer_s=optimizer_s,
@@ -165,24 +209,21 @@ class ShapeMaker:
 
     def _typical_microbatches(self, kinds: Sequence[int], rows: int) -> int:
         """Return about how many microbatches such a replica gets: its share of the summed speed."""
-        problem = self.problem
-        num_layers = problem.model.num_layers
-        speeds = [kind.rows_per_s(num_layers) for kind in problem.kinds]
-        total = sum(
-            speed * len(kind.seats) for speed, kind in zip(speeds, problem.kinds, strict=True)
-        )
-        share = sum(speeds[kind] for kind in kinds) / total
-        return max(1, round(problem.batch_rows * share / rows))
+        share = sum(self.problem.speeds[kind] for kind in kinds) / self._total_speed
+        return max(1, round(self.problem.batch_rows * share / rows))
 
     def _links_s(self, kinds: Sequence[int], rows: int) -> float:
         """Return the seconds that one microbatch spends on links, one way, on likely seats."""
+        return sum(self._hop_s(a, b, kinds.count(a), rows) for a, b in pairwise(kinds))
+
+    def _hop_s(self, a: int, b: int, block: int, rows: int) -> float:
+        """Return the seconds of one send from a block of kind `a` to kind `b`; remembered."""
         problem = self.problem
-        num_bytes = arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
-        total_s = 0.0
-        for a, b in pairwise(kinds):
-            together = problem.kinds[a].most_on_one_host >= list(kinds).count(a)
-            total_s += send_seconds(likely_link(problem, a, b, together=together), num_bytes)
-        return total_s
+        key = (a, b, problem.kinds[a].most_on_one_host >= block, rows)
+        if key not in self._hops:
+            num_bytes = arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
+            self._hops[key] = send_seconds(likely_link(problem, a, b, together=key[2]), num_bytes)
+        return self._hops[key]
 
 
 def likely_link(problem: Problem, a: int, b: int, *, together: bool) -> Link:
@@ -217,39 +258,48 @@ def _end_without_links(stages: Sequence[tuple[float, float]], num_microbatches: 
     return end_s
 
 
-def enumerate_shapes(maker: ShapeMaker) -> list[Shape]:
-    """Return all shapes that fit: at most one block per kind, any order, any microbatch size."""
+def enumerate_shapes(maker: ShapeMaker, *, quick: bool = False) -> list[Shape]:
+    """Return the shapes that fit, the most promising ones if there are very many.
+
+    At most one block per kind, any order of the kinds, any microbatch size.
+    """
     problem = maker.problem
-    uses = list(_uses(problem))
-    few = len(uses) * len(problem.row_choices) <= _MANY_SHAPES
-    shapes = []
+    uses = list(_uses(problem, quick=quick))
+    few = len(uses) * len(problem.row_choices) <= _FEW_USES
+    found: list[tuple[float, tuple[int, ...], int, Cut]] = []
     for use in uses:
         for order in _orders(problem, use, few=few):
-            stages = [kind for kind in order for _ in range(use[kind])]
+            stages = tuple(kind for kind in order for _ in range(use[kind]))
             for rows in problem.row_choices:
-                shape = maker.make(stages, rows)
-                if shape is not None:
-                    shapes.append(shape)
-    return shapes
+                cut = maker.cut(stages, rows)
+                if cut is not None:
+                    found.append((-maker.promise(stages, rows, cut), stages, rows, cut))
+    found.sort(key=lambda item: item[:3])
+    return [
+        maker.finish(stages, cut.layers, rows, memory_bound=cut.memory_bound)
+        for _, stages, rows, cut in found[:_MOST_SHAPES]
+    ]
 
 
-def block_sizes(count: int, most: int) -> tuple[int, ...]:
-    """Return the block sizes to try for `count` devices: all small ones, then a grid and even shares."""
+def block_sizes(count: int, most: int, *, full: int) -> tuple[int, ...]:
+    """Return the block sizes to try for `count` devices: all up to `full`, even shares, then ever larger steps."""
     largest = min(count, most)
-    sizes = set(range(1, min(largest, _FULL_GRID) + 1))
+    sizes = set(range(1, min(largest, full) + 1))
     sizes |= {count // parts for parts in range(1, 9) if 1 <= count // parts <= largest}
-    step = 4
-    size = 16
+    size = full
     while size <= largest:
         sizes.add(size)
-        step = max(step, size // 4)
-        size += step
+        size += max(1, size // 3)
     return tuple(sorted(sizes))
 
 
-def _uses(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """Yield devices per kind for one replica; with more than three kinds, at most three in one."""
-    sizes = [(0, *block_sizes(len(kind.seats), problem.max_stages)) for kind in problem.kinds]
+def _uses(problem: Problem, *, quick: bool) -> Iterator[tuple[int, ...]]:
+    """Yield devices per kind for one replica: with up to three kinds any mix, else at most two."""
+    many = len(problem.kinds) > 2 and problem.num_devices > _FULL_GRID
+    full = _COARSE_GRID if many or quick else _FULL_GRID
+    sizes = [
+        (0, *block_sizes(len(kind.seats), problem.max_stages, full=full)) for kind in problem.kinds
+    ]
     most_kinds = 3 if len(sizes) <= 3 else 2
     for use in product(*sizes):
         mixed = sum(count > 0 for count in use)

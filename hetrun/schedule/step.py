@@ -15,6 +15,9 @@ from hetrun.model import Cost, Dtype, Link, ModelSpec, RankPlan, ReplicaPlan, Sp
 from hetrun.schedule.pipeline import StageTimes, pipeline_ends, simulate_pipeline
 from hetrun.schedule.sync import all_reduce_s, gradient_buckets
 
+KnownEnds = dict[
+    tuple[tuple[float, ...], int], tuple[float, ...]
+]  # ends of pipelines played so far
 SCALAR_BYTES = 24  # loss, token count and squared gradient norm, fp64 each
 
 
@@ -75,7 +78,7 @@ def simulate_step(
     synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
     step_s = _optimize(record, replicas)
     return StepRun(
-        cost=_cost(replicas, ends, synced_s=synced_s, step_s=step_s),
+        cost=_cost(replicas, ends, synced_s=synced_s, step_s=step_s, known={}),
         rank_spans=tuple(tuple(_spans(record, rank)) for rank in range(len(ranks))),
         peak_activations=tuple(peaks),
     )
@@ -87,22 +90,32 @@ def step_cost(
     links: Sequence[Link],
     model: ModelSpec,
     dtype: Dtype,
+    known: KnownEnds | None = None,
 ) -> Cost:
-    """Return the cost that `simulate_step` finds, without its record and with equal replicas played once."""
+    """Return the cost that `simulate_step` finds, without its record; pipelines in `known` are not played again."""
     record = _Record([0.0] * len(ranks), None)
-    known: dict[tuple[tuple[StageTimes, ...], int], tuple[float, ...]] = {}
+    known = {} if known is None else known
     ends: list[float] = []
     for replica in replicas:
-        key = (tuple(stage_times(stage) for stage in replica.stages), replica.num_microbatches)
-        if key not in known:
-            known[key] = pipeline_ends(*key)
-        ends.append(max(known[key]))
-        for stage, end_s in zip(replica.stages, known[key], strict=True):
+        stages = tuple(stage_times(stage) for stage in replica.stages)
+        stage_ends = _ends(stages, replica.num_microbatches, known)
+        ends.append(max(stage_ends))
+        for stage, end_s in zip(replica.stages, stage_ends, strict=True):
             for rank in stage.ranks:
                 record.clocks[rank] = end_s
     synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
     step_s = _optimize(record, replicas)
-    return _cost(replicas, ends, synced_s=synced_s, step_s=step_s)
+    return _cost(replicas, ends, synced_s=synced_s, step_s=step_s, known=known)
+
+
+def _ends(
+    stages: tuple[StageTimes, ...], num_microbatches: int, known: KnownEnds
+) -> tuple[float, ...]:
+    """Return when the stages of a pipeline are done, played at most once."""
+    key = tuple(value for s in stages for value in (s.forward_s, s.backward_s, s.send_s, s.window))
+    if (key, num_microbatches) not in known:
+        known[key, num_microbatches] = pipeline_ends(stages, num_microbatches)
+    return known[key, num_microbatches]
 
 
 def _spans(record: _Record, rank: int) -> list[Span]:
@@ -153,7 +166,12 @@ def _optimize(record: _Record, replicas: Sequence[ReplicaPlan]) -> float:
 
 
 def _cost(
-    replicas: Sequence[ReplicaPlan], ends: Sequence[float], *, synced_s: float, step_s: float
+    replicas: Sequence[ReplicaPlan],
+    ends: Sequence[float],
+    *,
+    synced_s: float,
+    step_s: float,
+    known: KnownEnds,
 ) -> Cost:
     """Split the step of the slowest replica into parts.
 
@@ -162,12 +180,12 @@ def _cost(
     """
     pipeline_s = max(ends)
     slowest = replicas[list(ends).index(pipeline_s)]
-    stages = [stage_times(stage) for stage in slowest.stages]
+    stages = tuple(stage_times(stage) for stage in slowest.stages)
     compute_s = slowest.num_microbatches * max(s.forward_s + s.backward_s for s in stages)
     p2p_s = 0.0
     if any(stage.send_s > 0 for stage in stages[:-1]):
-        free = [replace(stage, send_s=0.0) for stage in stages]
-        p2p_s = max(0.0, pipeline_s - max(pipeline_ends(free, slowest.num_microbatches)))
+        free = tuple(replace(stage, send_s=0.0) for stage in stages)
+        p2p_s = max(0.0, pipeline_s - max(_ends(free, slowest.num_microbatches, known)))
     return Cost(
         step_s=step_s,
         compute_s=compute_s,
