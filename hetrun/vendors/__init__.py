@@ -29,6 +29,7 @@ from hetrun.vendors._read.answer import (
 from hetrun.vendors._read.finish import read
 from hetrun.vendors._read.run import ToolRun, clean, tool_run
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
+from hetrun.vendors.doc import vendors_markdown as _vendors_markdown
 from hetrun.vendors.pci import scan_pci as _scan_pci
 from hetrun.vendors.rdma import rocev2_gids
 
@@ -54,6 +55,7 @@ __all__ = [
     "read_tool",
     "rocev2_gids",
     "scan_pci",
+    "vendors_markdown",
 ]
 
 
@@ -95,6 +97,11 @@ def get_vendor(name: str) -> Vendor:
             f"vendor {name!r} is not known", hint=f"known are: {', '.join(all_vendors())}"
         )
     return vendor
+
+
+def vendors_markdown() -> str:
+    """Return docs/vendors.md: what is supported, and how sure we are of each fact."""
+    return _vendors_markdown(all_vendors())
 
 
 def scan_pci(listing: str) -> PciScan:

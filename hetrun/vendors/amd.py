@@ -15,7 +15,12 @@ from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, 
 
 def parse(run: ToolRun) -> ToolAnswer:
     """Read `amd-smi list|static` (JSON of ROCm 6 or 7, or text) or `rocm-smi`."""
-    return _amd_smi(run) or read_rocm(run) or _amd_smi_text(run) or ToolAnswer()
+    return (
+        _amd_smi(run)
+        or read_rocm(run, maker="advanced micro", other="haiguang")
+        or _amd_smi_text(run)
+        or ToolAnswer()
+    )
 
 
 def _amd_smi(run: ToolRun) -> ToolAnswer | None:

@@ -169,7 +169,6 @@ def _pairs(run: ToolRun) -> ToolAnswer | None:
     if not devices:
         return None
     warnings = ["model_unknown"] if any(device.model is None for device in devices) else []
-    warnings += ["output_unterminated"] if run.open_end and pair(run.lines[-1]) else []
     if any((text.number(chip.get("chip count")) or 1) > 1 for chip in chips):
         warnings.insert(0, "index_assumed")
     answer = _numbered(ToolAnswer(devices=tuple(devices)))

@@ -57,7 +57,12 @@ VENDOR = Vendor(
         Chip("BR106M", ("biren106m", "br106m", "106m"), 32512, None, None, _NONE, "not published"),
         Chip("BR166M", ("biren166m", "br166m", "166m"), 65536, None, None, _NONE, "not published"),
     ),
-    unverified=("pci_ids.classes", "kernel_modules", "probe_commands.paths", "parse"),
+    unverified=(
+        "pci_ids device ids and classes",
+        "kernel_modules",
+        "probe_commands layouts other than the csv",
+        "probe_commands.paths",
+    ),
     notes=(
         "BR10x uses torch_br, BR2xx torch_supa; torch's version string may say cu128 without CUDA.",
         "BR106M has no FP16 matrix path: use BF16.",

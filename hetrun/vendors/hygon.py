@@ -12,7 +12,8 @@ from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, 
 
 def parse(run: ToolRun) -> ToolAnswer:
     """Read JSON, csv or text; last the plain table, which tells neither model nor memory."""
-    return read_rocm(run) or _table(run) or ToolAnswer()
+    cards = read_rocm(run, maker="haiguang", other="advanced micro")
+    return cards or _table(run) or ToolAnswer()
 
 
 def _table(run: ToolRun) -> ToolAnswer | None:

@@ -97,7 +97,11 @@ VENDOR = Vendor(
         Chip("P800", ("p800",), 98304, 345, None, _L, "press; an older 128 exists", "fp16"),
         Chip("R200", ("r200", "r300"), 32768, 128, 0.5, _L, "not verified", "fp16"),
     ),
-    unverified=("pci_ids of vendor id 2057", "sdk_env", "fields after the model in -m"),
+    unverified=(
+        "pci_ids of vendor id 2057",
+        "sdk_env",
+        "probe_commands fields after the model in -m",
+    ),
     notes=(
         "torch-xmlir makes the device appear as cuda; XPU_VISIBLE_DEVICES is used by some stacks.",
         "The table's second 'used / total' pair is the L3 cache.",

@@ -47,7 +47,18 @@ def _device(item: Mapping[str, object]) -> FoundDevice | None:
         memory_bytes=text.memory(item.get("memory_size"), "B"),
         bus_id=text.bdf(item.get("bdf")),
         cores=text.number(item.get("nc_count")),
+        visible_id=_cores(item.get("neuroncore_ids")),
     )
+
+
+def _cores(ids: object) -> str | None:
+    """Return a device's cores as the visible-cores variable takes them: '4-7', None where they are not told."""
+    if not isinstance(ids, list):
+        return None
+    known = sorted(number for number in map(text.index, ids) if number is not None)
+    if not known or known != list(range(known[0], known[-1] + 1)):
+        return None
+    return f"{known[0]}-{known[-1]}" if len(known) > 1 else str(known[0])
 
 
 _M, _NONE = Confidence.MEDIUM, Confidence.UNKNOWN
@@ -63,6 +74,7 @@ VENDOR = Vendor(
     collective_backend="xla",
     collective_family="neuron",
     visible_devices_env="NEURON_RT_VISIBLE_CORES",
+    visible_devices_id="cores",
     pci_ids=PciIds(
         vendors=("1d0f",),
         company="amazon",
@@ -88,5 +100,5 @@ VENDOR = Vendor(
         ("aws-neuronx-dkms", ToolError.DRIVER_MISSING),
     ),
     unverified=("device_nodes", "torch_plugin", "visible_devices_env", "errors"),
-    notes=("The visible-devices variable takes cores, not devices.",),
+    notes=("The visible-devices variable takes cores (4-7), not devices.",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +12,15 @@ from hetrun.vendors._read.failures import failure, lost_devices, missing_tool, t
 from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Vendor
 
+log = logging.getLogger(__name__)
+
 _TIMEOUT_CODES = (124, 137, 143)  # timeout(1), killed, terminated
 _CRASH_CODES = (132, 134, 135, 136, 139)
 
 
 def read(vendor: Vendor, run: ToolRun) -> ToolAnswer:
     """Read one run of a vendor's tool."""
-    answer = _unique(vendor.parse(run))
+    answer = _unique(_parsed(vendor, run))
     lines = telling_lines(run)
     if answer.devices or answer.cpu is not None:
         answer = _with_devices(answer, run, lines)
@@ -35,6 +38,15 @@ def read(vendor: Vendor, run: ToolRun) -> ToolAnswer:
     return replace(answer, devices=devices, warnings=tuple(dict.fromkeys(answer.warnings)))
 
 
+def _parsed(vendor: Vendor, run: ToolRun) -> ToolAnswer:
+    """Call the vendor's parser; a mistake in it must not cost the answers of all other hosts and tools."""
+    try:
+        return vendor.parse(run)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        log.exception("%s: the parser failed on the output of %s", vendor.name, run.words)
+        return ToolAnswer(error=ToolError.TOOL_USAGE, warnings=("parser_failed",))
+
+
 def visible_id(vendor: Vendor, device: FoundDevice) -> str | None:
     """Return what the vendor's visible-devices variable takes for this device; None if it needs a slice."""
     if device.visible_id is not None:
@@ -43,6 +55,8 @@ def visible_id(vendor: Vendor, device: FoundDevice) -> str | None:
         return None  # the whole device cannot be used
     if vendor.visible_devices_id == "module_id":
         return None if device.module_id is None else str(device.module_id)
+    if vendor.visible_devices_id == "cores":
+        return None  # only the parser knows them
     return device.uuid if vendor.visible_devices_id == "uuid" else str(device.index)
 
 

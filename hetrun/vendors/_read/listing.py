@@ -25,8 +25,10 @@ def read_listing(run: ToolRun) -> ToolAnswer | None:
     devices: list[FoundDevice] = []
     num_broken = 0
     above: FoundDevice | None = None
+    is_whole = True
     for line in run.lines:
         match, part = _DEVICE.fullmatch(line.rstrip()), _SLICE.fullmatch(line.rstrip())
+        is_whole = match is not None or part is not None or not line.strip()
         if match is not None:
             above = _device(int(match[1]), match[2])
             devices += [above] if above else []
@@ -43,7 +45,7 @@ def read_listing(run: ToolRun) -> ToolAnswer | None:
     if not devices and not num_broken:
         return None
     warnings = ["mig_enabled"] if any(device.partitions for device in devices) else []
-    warnings += ["output_unterminated"] if run.open_end and devices else []
+    warnings += ["output_unterminated"] if run.open_end and devices and not is_whole else []
     return ToolAnswer(
         devices=tuple(devices),
         error=ToolError.PARTIAL_DEVICE_ERROR if num_broken else None,

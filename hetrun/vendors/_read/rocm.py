@@ -19,8 +19,11 @@ _HEX = re.compile(r"0x[0-9a-f]{1,8}", re.IGNORECASE)
 _NAMES = ("card series", "device name", "card model", "market name", "product name")
 
 
-def read_rocm(run: ToolRun) -> ToolAnswer | None:
-    """Read whichever of the three layouts is there; None if it is none of them."""
+def read_rocm(run: ToolRun, *, maker: str, other: str) -> ToolAnswer | None:
+    """Read whichever of the three layouts is there; None if it is none of them.
+
+    The same tool serves two makers: cards that name the `other` one and not `maker` are left out.
+    """
     cards, driver, num_broken = _json_cards(run), _json_driver(run), 0
     if not cards:
         cards, num_broken = _csv_cards(run)
@@ -28,6 +31,10 @@ def read_rocm(run: ToolRun) -> ToolAnswer | None:
         cards, driver = _text_cards(run)
     if not cards and not num_broken:
         return None
+    mine = {number: card for number, card in cards.items() if not _is_foreign(card, maker, other)}
+    if cards and not mine:
+        return ToolAnswer(error=ToolError.NO_DEVICES, warnings=("other_vendor",))
+    cards = mine
     devices = tuple(_device(number, card, driver) for number, card in sorted(cards.items()))
     asked = run.has("vram", "--showmeminfo") or any(device.memory_bytes for device in devices)
     warnings = []
@@ -37,6 +44,11 @@ def read_rocm(run: ToolRun) -> ToolAnswer | None:
         warnings.append("model_unknown")
     error = ToolError.PARTIAL_DEVICE_ERROR if num_broken else None
     return ToolAnswer(devices=devices, error=error, warnings=tuple(warnings))
+
+
+def _is_foreign(card: Mapping[str, str], maker: str, other: str) -> bool:
+    named = card.get("card vendor", "").lower()
+    return other in named and maker not in named
 
 
 def _lower(card: Mapping[str, object]) -> dict[str, str]:

@@ -101,7 +101,7 @@ class Vendor:
     collective_backend: str  # name in torch.distributed
     collective_family: str  # library behind it: equal backend names do not mean they can talk
     visible_devices_env: str | None
-    visible_devices_id: str = "index"  # "index", "uuid" or "module_id"
+    visible_devices_id: str = "index"  # "index", "uuid", "module_id" or "cores"
     container_devices_env: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
     pci_ids: PciIds = field(default_factory=PciIds)
