@@ -80,6 +80,7 @@ class Run:
             raise
         finally:
             hosts.close()
+            self._run_dir.close()
         outcome = self._outcome(supervisor)
         if supervisor.storage_error is not None:
             with suppress(StorageError):

@@ -80,10 +80,14 @@ class RunDir:
             line = line.replace(secret, stars)
         return line
 
+    def close(self) -> None:
+        """Close all files; a later line opens its file again."""
+        while self._files:
+            self._files.popitem()[1].close()
+
     def finish(self, outcome: RunOutcome) -> None:
         """Write launch.json with the room that was kept for it."""
-        for file in self._files.values():
-            file.close()
+        self.close()
         try:
             self._reserve.unlink(missing_ok=True)
         except OSError as error:
