@@ -59,8 +59,11 @@ hosts:
 
 
 def test_empty_value_takes_a_key_back_to_its_default(write: Write) -> None:
-    inventory = load_inventory(write("defaults: {nic: eth7}\nhosts: {a: {nic: }, b: {}}\n"))
-    assert (host(inventory, "a").nic, host(inventory, "b").nic) == (None, "eth7")
+    inventory = load_inventory(
+        write("defaults: {nic: eth7, python: /x}\nhosts: {a: {nic: , python: }, b: {}}\n")
+    )
+    assert (host(inventory, "a").nic, host(inventory, "a").python) == (None, "python3")
+    assert (host(inventory, "b").nic, host(inventory, "b").python) == ("eth7", "/x")
 
 
 def test_name_is_the_files_unless_it_says_another(write: Write) -> None:
