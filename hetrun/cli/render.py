@@ -141,10 +141,19 @@ def show_outcome(outcome: RunOutcome, run_dir: Path, *, as_json: bool) -> None:
         _say(cell(f"warning: {warning}", "yellow"))
     for host in outcome.not_clean:
         _say(cell(f"not clean: could not confirm that nothing is left running on {host}", "red"))
+    if outcome.failures:
+        _say(cell(f"hint: more is in {_log_of(outcome.failures[0], run_dir)}"))
     if as_json:
         print_json(outcome)
     else:
         print_text(printable(str(run_dir)))
+
+
+def _log_of(failure: Failure, run_dir: Path) -> Path:
+    """Where the first failure left all that it said."""
+    if failure.rank is None:
+        return run_dir / "all.log"
+    return run_dir / "logs" / f"rank-{failure.rank:04d}.log"
 
 
 def show_dry_run(commands: Sequence[HostCommand], *, as_json: bool) -> None:

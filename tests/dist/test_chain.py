@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
-INVENTORY = ROOT / "inventories" / "localhost.yaml"
+from tests.chain import ROOT, done, plan_chain
 
 pytestmark = pytest.mark.dist
-
-
-def hetrun(
-    *args: str | Path, cwd: Path, timeout_s: float = 50.0
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hetrun", *map(str, args)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def done(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    result = hetrun(*args, cwd=cwd)
-    assert result.returncode == 0, f"{args}: {result.stderr[-3000:]}"
-    return result
-
-
-def short_recipe(folder: Path, *, steps: int = 12) -> Path:
-    text = (ROOT / "recipes" / "tiny-llama.yaml").read_text()
-    path = folder / "tiny-llama.yaml"
-    path.write_text(text.replace("steps: 80", f"steps: {steps}"))
-    assert f"steps: {steps}" in path.read_text()
-    return path
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -57,10 +27,7 @@ def processes_in(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chain")
-    recipe = short_recipe(folder)
-    done("probe", INVENTORY, cwd=folder)
-    done("profile", recipe, cwd=folder)
-    done("plan", recipe, cwd=folder)
+    plan_chain(folder, ROOT / "inventories" / "localhost.yaml")
     return folder
 
 

@@ -75,7 +75,7 @@ def test_rank_that_raises_is_the_root_cause(planned: Path, mark: str) -> None:
     assert outcome["status"] == "failed"
     assert outcome["failures"][0]["rank"] == 2
     assert "rank 2" in result.stderr
-    assert "hint:" in result.stderr
+    assert "logs/rank-0002.log" in result.stderr
 
 
 def test_ctrl_c_stops_the_run_and_still_gives_a_report(planned: Path, mark: str) -> None:

@@ -22,17 +22,17 @@ links:
 """
 
 
-def _inventory(folder: Path, lab: Lab, hosts: dict[LabHost, str]) -> Path:
-    """Write an inventory; `hosts` maps each to what it emulates and what else is said of it."""
+def _inventory(folder: Path, lab: Lab, hosts: list[tuple[LabHost, str]]) -> Path:
+    """Write an inventory; `hosts` are with what each emulates and what else is said of it."""
     lines = [
         "defaults:",
         "  user: root",
         f"  identity: {lab.folder / 'id'}",
         f"  known_hosts: {lab.folder / 'known_hosts'}",
-        f"  python: {next(iter(hosts)).spec().python}",
+        f"  python: {hosts[0][0].spec().python}",
         "hosts:",
     ]
-    for host, more in hosts.items():
+    for host, more in hosts:
         lines.append(f"  {host.name}: {{ addr: {host.addr}, port: {host.port}, {more} }}")
     path = folder / "lab.yaml"
     path.write_text("\n".join(lines) + LINKS)
@@ -58,7 +58,7 @@ def test_chain_over_two_uneven_hosts_trains_as_planned(
     three, one = hosts[0], hosts[2]
     assert one.port != 22
     inventory = _inventory(
-        tmp_path, lab, {three: _chip("emu-a", 3, 2.0), one: _chip("emu-b", 1, 1.2)}
+        tmp_path, lab, [(three, _chip("emu-a", 3, 2.0)), (one, _chip("emu-b", 1, 1.2))]
     )
     plan_chain(tmp_path, inventory, steps=6)
     report = _run(tmp_path)
@@ -81,11 +81,11 @@ def test_chain_over_three_hosts_one_behind_a_jump_host(
     inventory = _inventory(
         tmp_path,
         lab,
-        {
-            first: _chip("emu-a", 1, 2.0),
-            second: f"{_chip('emu-b', 1, 1.2)}, {jump}",
-            third: _chip("emu-c", 2, 0.8),
-        },
+        [
+            (first, _chip("emu-a", 1, 2.0)),
+            (second, f"{_chip('emu-b', 1, 1.2)}, {jump}"),
+            (third, _chip("emu-c", 2, 0.8)),
+        ],
     )
     plan_chain(tmp_path, inventory, steps=4)
     report = _run(tmp_path)
@@ -99,7 +99,7 @@ def test_probe_of_a_dead_and_a_changed_host_names_both_and_keeps_the_good_one(
 ) -> None:
     first, second, third = hosts
     chip = _chip("emu-a", 1, 1.0)
-    inventory = _inventory(tmp_path, lab, {first: chip, second: chip, third: chip})
+    inventory = _inventory(tmp_path, lab, [(first, chip), (second, chip), (third, chip)])
     text = inventory.read_text().replace(f"addr: {second.addr}", "addr: 10.77.0.99")
     inventory.write_text(text)
     lab.trust(third, key=lab.folder / "other_id")
@@ -116,7 +116,7 @@ def test_probe_of_a_dead_and_a_changed_host_names_both_and_keeps_the_good_one(
 
 
 def test_probe_with_no_host_left_exits_4(lab: Lab, hosts: Hosts, tmp_path: Path) -> None:
-    inventory = _inventory(tmp_path, lab, {hosts[0]: "cpu_devices: 1"})
+    inventory = _inventory(tmp_path, lab, [(hosts[0], "cpu_devices: 1")])
     inventory.write_text(inventory.read_text().replace(hosts[0].addr, "10.77.0.98"))
     result = hetrun("probe", inventory, cwd=tmp_path)
     assert result.returncode == 4
