@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetrun.model import Baseline, Efficiency, Quantity, Source
+from hetrun.model import Baseline, Efficiency, Share, Source
 
 
 def efficiency(
@@ -26,7 +26,7 @@ def efficiency(
 
 def _share(
     rows_per_s: float, alone: Sequence[tuple[Baseline, float | None]], kind: Source
-) -> Quantity:
+) -> Share:
     """Divide by the sum over vendors, or say which of them has none."""
     why = [
         f"{baseline.vendor} has no baseline: {baseline.why or 'it cannot train the model alone'}"
@@ -37,5 +37,5 @@ def _share(
     if not why and total <= 0:
         why = ["no baseline is known"]
     if why:
-        return Quantity(value=None, source=kind, why="; ".join(why))
-    return Quantity(value=rows_per_s / total, source=kind)
+        return Share(value=None, kind=kind, why="; ".join(why))
+    return Share(value=rows_per_s / total, kind=kind)

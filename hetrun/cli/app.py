@@ -185,7 +185,7 @@ def main() -> NoReturn:
         # The reader of our stdout (head, less) is gone: nothing left to say, and nowhere to say it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(int(ExitCode.DONE))
-    except Exception as error:  # noqa: BLE001 - the last line of defence: our bug, but still no traceback
+    except Exception as error:
         if os.environ.get("HETRUN_DEBUG"):
             raise
         render.show_internal_error(error)

@@ -20,9 +20,9 @@ from hetrun.report.words import (
     format_change,
     format_loss,
     format_percent,
-    format_quantity,
     format_rate,
     format_seconds,
+    format_share,
     headline,
     layers_of,
     numbers_of,
@@ -96,12 +96,9 @@ def efficiency_table(columns: Sequence[tuple[str, Efficiency]]) -> Table:
     """E1, E2 and U of each column beside each other, with what they mean."""
     table = new_table("Efficiency", *[f">{name}" for name, _ in columns], "What it is")
     rows = zip(definitions(), *[numbers_of(efficiency) for _, efficiency in columns], strict=True)
-    for (key, line, _), *quantities in rows:
-        shown = [
-            format_quantity(quantity, lambda share: format_percent(share, 2))
-            for quantity in quantities
-        ]
-        whys = dict.fromkeys(q.why for q in quantities if q.value is None and q.why)
+    for (key, line, _), *shares in rows:
+        shown = [format_share(share) for share in shares]
+        whys = dict.fromkeys(share.why for share in shares if share.value is None and share.why)
         meaning = Text("\n").join([Text(line), *[cell(f"n/a: {why}", "yellow") for why in whys]])
         table.add_row(
             Text(key, style="bold"), *[Text(text, no_wrap=True) for text in shown], meaning

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
-from hetrun.model.base import SCHEMA_VERSION, Noun, Quantity, need
+from hetrun.model.base import SCHEMA_VERSION, Noun, Source, need
 from hetrun.model.inventory import HostSpec, Link
 from hetrun.model.recipe import Recipe
 
@@ -105,6 +105,15 @@ class Cost(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share(Noun):
+    """Part of the summed compute that was used, 1.0 = all of it; `kind` is the weakest source of what went into it."""
+
+    value: float | None
+    kind: Source
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency(Noun):
     """Three answers to "how much of the summed compute was used"; 1.0 = all of it, never clamped.
 
@@ -113,9 +122,9 @@ class Efficiency(Noun):
     u = ideal time at summed speeds / achieved time.
     """
 
-    e1: Quantity
-    e2: Quantity
-    u: Quantity
+    e1: Share
+    e2: Share
+    u: Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

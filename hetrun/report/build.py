@@ -18,11 +18,11 @@ from hetrun.model import (
     Failure,
     LossCurve,
     Plan,
-    Quantity,
     RankTrace,
     RankUse,
     RunOutcome,
     RunReport,
+    Share,
     Source,
     StageUse,
 )
@@ -170,10 +170,10 @@ def _efficiency(plan: Plan, step_s: float, kind: Source) -> Efficiency:
     return Efficiency(e1=_weaker(found.e1), e2=_weaker(found.e2), u=found.u)
 
 
-def _weaker(quantity: Quantity) -> Quantity:
-    if quantity.source is not Source.MEASURED or quantity.value is None:
-        return quantity
-    return replace(quantity, source=Source.MODELLED, why=quantity.why or _SIMULATED)
+def _weaker(share: Share) -> Share:
+    if share.kind is not Source.MEASURED or share.value is None:
+        return share
+    return replace(share, kind=Source.MODELLED, why=share.why or _SIMULATED)
 
 
 def _even_split(plan: Plan) -> EvenSplitReport | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetrun.model import Failure, Quantity, RunReport, Source
+from hetrun.model import Failure, RunReport, Share, Source
 from hetrun.report.markup import Html, el
 from hetrun.report.svg import percent_bar
 from hetrun.report.words import (
@@ -134,11 +134,11 @@ def _fact(key: str, value: str, detail: str) -> Html:
     )
 
 
-def _pair(who: str, quantity: Quantity | None, longest: float, class_: str) -> Html:
-    value = quantity.value if quantity else None
+def _pair(who: str, share: Share | None, longest: float, class_: str) -> Html:
+    value = share.value if share else None
     label = None
-    if quantity is not None and quantity.value is not None:
-        label = el("span", quantity.source.value, class_=_pill(quantity.source))
+    if share is not None and share.value is not None:
+        label = el("span", share.kind.value, class_=_pill(share.kind))
     return el(
         "div",
         el("span", who, label, class_="who"),
@@ -152,9 +152,11 @@ def _pill(source: Source) -> str:
     return "pill" if source is Source.MEASURED else "pill warn"
 
 
-def _whys(*quantities: Quantity | None) -> list[Html]:
+def _whys(*shares: Share | None) -> list[Html]:
     """Why a number is missing, each reason once; reasons for a weaker label stay in the JSON."""
-    whys = [q.why for q in quantities if q is not None and q.value is None and q.why]
+    whys = [
+        share.why for share in shares if share is not None and share.value is None and share.why
+    ]
     return [el("p", f"n/a: {why}", class_="why") for why in dict.fromkeys(whys)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from hetrun.model import GIB, MIB, Efficiency, Quantity, ReplicaPlan, RunReport, Source
+from hetrun.model import GIB, MIB, Efficiency, Quantity, ReplicaPlan, RunReport, Share, Source
 
 NOT_KNOWN = "n/a"
 DONE = "done"  # status of a run that did all its steps
@@ -96,6 +96,12 @@ def format_quantity(quantity: Quantity, show: Callable[[float], str]) -> str:
     return show(quantity.value) + label
 
 
+def format_share(share: Share) -> str:
+    """Return a share of the summed compute as a percentage with its kind, "n/a" where it has none."""
+    quantity = Quantity(value=share.value, source=share.kind)
+    return format_quantity(quantity, lambda value: format_percent(value, 2))
+
+
 def format_loss(loss: float) -> str:
     """Return a loss with four significant digits."""
     return f"{loss:.4g}"
@@ -154,7 +160,7 @@ def definitions() -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def numbers_of(efficiency: Efficiency) -> tuple[Quantity, Quantity, Quantity]:
+def numbers_of(efficiency: Efficiency) -> tuple[Share, Share, Share]:
     """Return E1, E2, U in the order of `definitions`."""
     return efficiency.e1, efficiency.e2, efficiency.u
 
@@ -170,7 +176,7 @@ def headline(report: RunReport) -> str:
     if share.value is None or len(vendors) == 1:
         share, against = run.u, "of their summed speeds"
         other = even.efficiency.u.value if even else None
-    label = "" if share.source is Source.MEASURED else f" ({share.source.value})"
+    label = "" if share.kind is Source.MEASURED else f" ({share.kind.value})"
     if share.value is None:
         modelled = "" if report.kind == Source.MEASURED.value else f" ({report.kind})"
         return f"{who} trained {report.recipe} at {format_rate(report.tokens_per_s, 'tokens')}{modelled}."

@@ -16,7 +16,7 @@ from hetrun.model import (
     ModelSpec,
     Order,
     Plan,
-    Quantity,
+    Share,
     RankPlan,
     Recipe,
     ReplicaPlan,
@@ -30,7 +30,7 @@ MODEL = ModelSpec(
     num_layers=8, hidden_size=16, num_heads=4, num_kv_heads=2, ffn_size=24, vocab_size=257
 )
 SEQ_LEN = 12
-UNKNOWN = Quantity(value=None, source=Source.MODELLED)
+UNKNOWN = Share(value=None, kind=Source.MODELLED)
 LINKS = (
     Link(kind=LinkKind.INSIDE_HOST, latency_s=1e-5, bytes_per_s=1.1e9),
     Link(kind=LinkKind.INSIDE_ISLAND, latency_s=3e-5, bytes_per_s=0.7e9),

@@ -19,10 +19,10 @@ from hetrun.model import (
     ModelSpec,
     Order,
     Plan,
-    Quantity,
     RankPlan,
     Recipe,
     ReplicaPlan,
+    Share,
     Source,
     Split,
     StagePlan,
@@ -33,7 +33,7 @@ FAKE = WorkerCode(
     module="hetrun_fake_worker",
     extra={"hetrun_fake_worker.py": Path(__file__).with_name("fake_worker.py").read_bytes()},
 )
-UNKNOWN = Quantity(value=None, source=Source.ASSUMED)
+UNKNOWN = Share(value=None, kind=Source.ASSUMED)
 
 
 class Recorder:

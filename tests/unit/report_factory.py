@@ -24,11 +24,11 @@ from hetrun.model import (
     ModelSpec,
     Order,
     Plan,
-    Quantity,
     RankPlan,
     Recipe,
     ReplicaPlan,
     RunOutcome,
+    Share,
     Source,
     Split,
     StagePlan,
@@ -305,10 +305,8 @@ def write_run(
 
 
 def _efficiency(step_s: float, rows: int, baselines: Sequence[Baseline]) -> Efficiency:
-    def against(rates: Iterable[float | None]) -> Quantity:
-        return Quantity(
-            value=rows / step_s / sum(rate or 0.0 for rate in rates), source=Source.MODELLED
-        )
+    def against(rates: Iterable[float | None]) -> Share:
+        return Share(value=rows / step_s / sum(rate or 0.0 for rate in rates), kind=Source.MODELLED)
 
     return Efficiency(
         e1=against(base.rows_per_s for base in baselines),

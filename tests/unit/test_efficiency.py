@@ -45,7 +45,7 @@ def test_e1_of_the_worked_cases(
     baselines = [baseline("x", alone[0]), baseline("y", alone[1])]
     found = efficiency(step_s, num_rows, baselines, kind=Source.MODELLED)
     assert found.e1.value == pytest.approx(expected, rel=1e-12)
-    assert found.e1.source is Source.MODELLED
+    assert found.e1.kind is Source.MODELLED
 
 
 def test_each_number_divides_by_its_own_sum() -> None:

@@ -30,6 +30,7 @@ from hetrun.model import (
     Profile,
     Quantity,
     RowTiming,
+    Share,
     Source,
 )
 from hetrun.report import build_report
@@ -261,7 +262,7 @@ def test_a_vendor_that_cannot_train_alone_is_not_available_and_says_why(
         shape="",
         why="lacks 12 GiB",
     )
-    lost = Quantity(value=None, source=Source.MODELLED, why="aurora cannot train alone")
+    lost = Share(value=None, kind=Source.MODELLED, why="aurora cannot train alone")
     efficiency = replace(PLAN.split.efficiency, e1=lost)
     plan = replace(PLAN, baselines=(alone,), split=replace(PLAN.split, efficiency=efficiency))
     render.show_plan(plan, Path("plan.json"), as_json=False)

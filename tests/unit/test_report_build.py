@@ -107,7 +107,7 @@ def test_efficiency_of_a_run_as_predicted_is_the_planned_one(tmp_path: Path) -> 
     for run, planned in (("e1", "e1"), ("e2", "e2"), ("u", "u")):
         value = getattr(report.efficiency, run).value
         assert value == pytest.approx(getattr(PLAN.split.efficiency, planned).value)
-        assert getattr(report.efficiency, run).source is Source.MODELLED
+        assert getattr(report.efficiency, run).kind is Source.MODELLED
     assert report.even_split is not None
     assert PLAN.even_split is not None
     assert report.even_split.efficiency == PLAN.even_split.efficiency
@@ -117,9 +117,9 @@ def test_efficiency_of_a_run_as_predicted_is_the_planned_one(tmp_path: Path) -> 
 def test_measured_seconds_against_simulated_baselines_stay_modelled(tmp_path: Path) -> None:
     report = report_of(tmp_path, make_plan(emulated=False))
     assert report.kind == "measured"
-    assert report.efficiency.e1.source is Source.MODELLED
-    assert report.efficiency.e2.source is Source.MODELLED
-    assert report.efficiency.u.source is Source.MEASURED
+    assert report.efficiency.e1.kind is Source.MODELLED
+    assert report.efficiency.e2.kind is Source.MODELLED
+    assert report.efficiency.u.kind is Source.MEASURED
 
 
 def test_a_vendor_that_cannot_train_alone_leaves_no_e1_but_a_reason(tmp_path: Path) -> None:

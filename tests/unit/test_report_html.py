@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.model import Baseline, Failure, Quantity, RunReport, Source
+from hetrun.model import Baseline, Failure, RunReport, Share, Source
 from hetrun.report import build_report, to_html
 from hetrun.report.details import MOST_LANES
 from hetrun.report.markup import el
@@ -85,7 +85,7 @@ def test_text_of_hosts_cannot_become_markup(report: RunReport) -> None:
     uses = tuple(replace(use, host=HOSTILE, vendor=HOSTILE) for use in report.ranks)
     stages = tuple(replace(stage, vendor=HOSTILE, models=(HOSTILE,)) for stage in report.stages)
     bases = tuple(replace(base, vendor=HOSTILE, why=HOSTILE) for base in report.baselines)
-    lost = Quantity(value=None, source=Source.MODELLED, why=HOSTILE)
+    lost = Share(value=None, kind=Source.MODELLED, why=HOSTILE)
     hostile = replace(
         report,
         run_id=HOSTILE,
