@@ -303,6 +303,7 @@ def test_an_outcome_puts_the_root_cause_first_and_the_folder_on_stdout(
         "  | b",
         "then: a1, rank 0: killed by signal 15",
         "not clean: could not confirm that nothing is left running on a1",
+        "hint: more is in runs/x/logs/rank-0003.log",
     ]
     render.show_outcome(outcome, Path("runs/x"), as_json=True)
     assert json.loads(capfd.readouterr().out)["status"] == "failed"
