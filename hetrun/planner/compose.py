@@ -15,6 +15,7 @@ from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape
 
 MOST_MULTISETS = 2500  # up to here all are tried
+_VARIANTS = 3  # orders of the kinds (and microbatch sizes) that every multiset is tried with
 _MOST_COLUMNS = 150
 _LONGER = (
     0.0,
@@ -72,27 +73,26 @@ def _with_shapes(
     choices: tuple[int | None, ...] = (None,)
     if len(problem.row_choices) > 1:
         choices = (None, *problem.row_choices)
-    best = {
-        (use, rows): _quickest([s for s in members if rows in (None, s.rows)])
+    ordered = {
+        (use, rows): sorted((s for s in members if rows in (None, s.rows)), key=_quickness)
         for use, members in by_use.items()
         for rows in choices
     }
     for multiset in multisets:
-        seen = set()
         for rows in choices:
-            picked = [(best[use, rows], count) for use, count in multiset]
-            combo = tuple((shape, count) for shape, count in picked if shape is not None)
-            if len(combo) == len(multiset) and combo not in seen:
-                seen.add(combo)
-                yield combo
+            members = [ordered[use, rows] for use, _ in multiset]
+            for place in range(min(_VARIANTS, max(len(shapes) for shapes in members))):
+                yield tuple(
+                    (shapes[min(place, len(shapes) - 1)], count)
+                    for shapes, (_, count) in zip(members, multiset, strict=True)
+                    if shapes
+                )
 
 
-def _quickest(shapes: Sequence[Shape]) -> Shape | None:
-    """Return the shape that does the same rows soonest (as many as the largest microbatches hold, a few times)."""
-    if not shapes:
-        return None
-    num_rows = 4 * max(shape.rows * shape.num_stages for shape in shapes)
-    return min(shapes, key=lambda s: (s.seconds(max(1, round(num_rows / s.rows))), s.kinds, s.rows))
+def _quickness(shape: Shape) -> tuple[float, tuple[int, ...], int]:
+    """Order shapes by seconds per row when each is filled a few times."""
+    count = 4 * shape.num_stages
+    return shape.seconds(count) / (count * shape.rows), shape.kinds, shape.rows
 
 
 def _one_shape(shapes: Sequence[Shape], capacity: tuple[int, ...]) -> Iterator[Combo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from hetrun.model import StagePlan
 from hetrun.planner.apportion import Part, apportion
@@ -46,6 +47,11 @@ def plain_windows(num_stages: int) -> tuple[int, ...]:
     return tuple(plain_window(num_stages, stage) for stage in range(num_stages))
 
 
+def wide_windows(num_stages: int) -> tuple[int, ...]:
+    """Return windows with room for one more microbatch on every link downstream: its latency is hidden."""
+    return tuple(2 * plain_window(num_stages, stage) - 1 for stage in range(num_stages))
+
+
 def groups_of(problem: Problem, combo: Combo) -> Groups | None:
     """Hand out the batch over the replicas; None where no whole microbatches add up to it."""
     order = sorted(combo, key=lambda item: (item[0].cycle_s / item[0].rows, item[0].kinds))
@@ -56,6 +62,22 @@ def groups_of(problem: Problem, combo: Combo) -> Groups | None:
         Group(shape=shape, windows=plain_windows(shape.num_stages), counts=share)
         for (shape, _), share in zip(order, counts, strict=True)
     )
+
+
+def repaired(maker: ShapeMaker, combo: Combo) -> Groups | None:
+    """Give one replica another microbatch size, so that rows add up to the batch; None where none helps."""
+    for number, (shape, count) in enumerate(combo):
+        for rows in reversed(maker.problem.row_choices):
+            other = None if rows == shape.rows else maker.make(shape.kinds, rows)
+            if other is None:
+                continue
+            rest = ((shape, count - 1),) if count > 1 else ()
+            changed = groups_of(
+                maker.problem, (*combo[:number], *rest, (other, 1), *combo[number + 1 :])
+            )
+            if changed is not None:
+                return changed
+    return None
 
 
 def judge(problem: Problem, groups: Groups) -> Candidate:
@@ -94,37 +116,53 @@ def polish(maker: ShapeMaker, candidate: Candidate, *, budget: int) -> Candidate
     return best
 
 
-def widened(maker: ShapeMaker, candidate: Candidate) -> Groups:
-    """Return the combination with one more forward in flight upstream of every link that takes time, if it fits."""
-    wider: list[Group] = []
-    for group, stages in zip(candidate.groups, _first_stages(candidate), strict=True):
-        slow = [stage.send_s > 0 for stage in stages]
-        windows = tuple(
-            plain_window(len(slow), index) + sum(slow[index:]) for index in range(len(slow))
-        )
-        fits = maker.fits(group.shape, windows)
-        wider.append(replace(group, windows=windows) if fits else group)
-    return tuple(wider)
+def widened(maker: ShapeMaker, groups: Groups) -> Groups:
+    """Return the combination with one more forward in flight upstream of every link, where that fits."""
+    return tuple(
+        replace(group, windows=wide) if maker.fits(group.shape, wide) else group
+        for group in groups
+        for wide in [wide_windows(group.shape.num_stages)]
+    )
 
 
 def _moves(maker: ShapeMaker, candidate: Candidate) -> Iterator[Groups]:
     """Yield neighbours of a combination, the likely ones first."""
-    problem = maker.problem
-    yield widened(maker, candidate)
-    balanced = _rebalanced(problem, candidate)
+    groups = candidate.groups
+    yield widened(maker, groups)
+    balanced = _rebalanced(maker.problem, candidate)
     if balanced is not None:
         yield balanced
-    for number, group in enumerate(candidate.groups):
+    yield from _other_counts(groups)
+    for number, group in enumerate(groups):
         for other in _other_layers(maker, group):
-            yield _with_group(candidate.groups, number, other)
+            yield _with_group(groups, number, other)
         for shape in _other_shapes(maker, group.shape):
             combo = tuple(
-                (shape if i == number else g.shape, len(g.counts))
-                for i, g in enumerate(candidate.groups)
+                (shape if i == number else g.shape, len(g.counts)) for i, g in enumerate(groups)
             )
-            changed = groups_of(problem, combo)
+            changed = groups_of(maker.problem, combo)
             if changed is not None:
                 yield changed
+                yield widened(maker, changed)
+
+
+def _other_counts(groups: Groups) -> Iterator[Groups]:
+    """Yield the combination with one microbatch moved from a replica of one group to one of another."""
+    for giver, taker in permutations(range(len(groups)), 2):
+        most, least = max(groups[giver].counts), min(groups[taker].counts)
+        if most < 2 or groups[giver].shape.rows != groups[taker].shape.rows:
+            continue
+        less = _replaced(groups[giver], most, most - 1)
+        yield _with_group(
+            _with_group(groups, giver, less), taker, _replaced(groups[taker], least, least + 1)
+        )
+
+
+def _replaced(group: Group, old: int, new: int) -> Group:
+    """Return the group with one replica's count changed."""
+    counts = list(group.counts)
+    counts[counts.index(old)] = new
+    return replace(group, counts=tuple(sorted(counts, reverse=True)))
 
 
 def _with_group(groups: Groups, number: int, group: Group) -> Groups:
@@ -145,8 +183,10 @@ def _other_layers(maker: ShapeMaker, group: Group) -> Iterator[Group]:
             layers[giver] -= 1
             layers[taker] += 1
             other = maker.finish(shape.kinds, layers, shape.rows, memory_bound=shape.memory_bound)
-            if maker.fits(other, group.windows):
-                yield replace(group, shape=other)
+            wide = wide_windows(shape.num_stages)
+            for windows in dict.fromkeys((group.windows, plain_windows(shape.num_stages), wide)):
+                if maker.fits(other, windows):
+                    yield replace(group, shape=other, windows=windows)
 
 
 def _loads(problem: Problem, shape: Shape) -> list[float]:

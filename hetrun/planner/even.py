@@ -38,15 +38,15 @@ def even_split(problem: Problem) -> tuple[Layout | None, str]:
     devices = plural(problem.num_devices, "device")
     if not shapes:
         return None, (
-            f"{devices} do not divide {problem.batch_rows} rows and"
-            f" {problem.model.num_layers} layers evenly"
+            f"{devices} do not share {problem.batch_rows} rows equally in pipelines of at most"
+            f" {plural(problem.max_stages, 'stage')}"
         )
     return None, f"no equal split over {devices} fits their memory"
 
 
 def _shapes(problem: Problem) -> Iterator[tuple[int, int]]:
     """Yield stages per replica and rows per microbatch that use all devices and share the batch equally."""
-    for depth in range(1, min(problem.num_devices, problem.model.num_layers) + 1):
+    for depth in range(1, min(problem.num_devices, problem.max_stages) + 1):
         num_replicas, left = divmod(problem.num_devices, depth)
         for rows in problem.row_choices:
             if left == 0 and problem.batch_rows % (num_replicas * rows) == 0:

@@ -213,7 +213,7 @@ def read_problem(
         seq_len=recipe.data.seq_len,
         batch_rows=recipe.train.global_batch_rows,
         row_choices=choices,
-        max_stages=min(recipe.model.num_layers, recipe.plan.max_stages or len(seats)),
+        max_stages=min(recipe.model.num_layers, recipe.plan.max_stages or len(seats), len(seats)),
         kinds=tuple(kinds),
         links=profile.links,
         notes=tuple(dict.fromkeys(notes)),
@@ -247,6 +247,10 @@ def _seats(facts: Facts, targets: Mapping[str, TorchTarget]) -> list[Seat]:
                     f"nobody knows how torch names the devices of {device.vendor}",
                     host=host.spec.name,
                     hint="known are: " + (", ".join(sorted(targets)) or "none"),
+                )
+            if target.visible_env and target.visible_by == "uuid" and device.uuid is None:
+                log.warning(
+                    "%s: device %d has no uuid, its index selects it", host.spec.name, device.index
                 )
             seats.append(Seat(host.spec.name, number, device, target))
     return seats

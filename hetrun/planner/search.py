@@ -17,17 +17,21 @@ from hetrun.planner.drafts import (
     groups_of,
     judge,
     polish,
+    repaired,
     widened,
 )
 from hetrun.planner.estimate import Combo, quickest
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import ShapeMaker, enumerate_shapes
+from hetrun.planner.words import plural
 
 log = logging.getLogger(__name__)
 
 _NUM_SIMULATED = 50  # combinations that the simulator ranks
 _NUM_SIMULATED_QUICK = 8
 _NUM_POLISHED = 3
+_NUM_POLISHED_SMALL = 8  # with few devices, where a row or a layer is much
+_SMALL = 8
 _POLISH_BUDGET = 40  # simulations per polished combination
 _MOST_ORDERS = 24
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
@@ -79,13 +83,13 @@ def _simulate(maker: ShapeMaker, ranked: Sequence[Combo]) -> list[Candidate]:
     judged: list[Candidate] = []
     events = 0
     for combo in ranked:
-        groups = groups_of(problem, combo)
+        groups = groups_of(problem, combo) or repaired(maker, combo)
         if groups is None:
             continue
         plain = judge(problem, groups)
         judged.append(plain)
         events += sum(4 * g.shape.num_stages * g.counts[0] for g in groups)
-        wider = widened(maker, plain)
+        wider = widened(maker, groups)
         if wider != groups and plain.layout.cost.p2p_s > 0:
             judged.append(judge(problem, wider))
             events += sum(4 * g.shape.num_stages * g.counts[0] for g in groups)
@@ -100,9 +104,11 @@ def _polish_best(maker: ShapeMaker, judged: Sequence[Candidate]) -> list[Candida
     for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
         chosen.setdefault(_outline(candidate), candidate)
     polished = []
-    for candidate in list(chosen.values())[:_NUM_POLISHED]:
+    small = maker.problem.num_devices <= _SMALL
+    most = _NUM_POLISHED_SMALL if small else _NUM_POLISHED
+    for candidate in list(chosen.values())[:most]:
         events = sum(4 * g.shape.num_stages * g.counts[0] for g in candidate.groups)
-        budget = min(_POLISH_BUDGET, _EVENTS_BUDGET // (4 * _NUM_POLISHED * max(1, events)))
+        budget = min(_POLISH_BUDGET, _EVENTS_BUDGET // (most * max(1, events)))
         polished.append(polish(maker, candidate, budget=budget))
     return polished
 
@@ -134,7 +140,7 @@ def shortage(maker: ShapeMaker) -> NoPlanError:
     lacking, kind_number, held = min(_lacking(maker, order) for order in orders)
     kind = problem.kinds[kind_number]
     have = "; ".join(
-        f"{len(k.seats)} x {k.name} with {(k.limit_bytes or 0) / GIB:.2f} GiB to use"
+        f"{len(k.seats)} x {k.name} with {(k.limit_bytes or 0) / GIB:.3g} GiB to use"
         for k in problem.kinds
     )
     rows = problem.row_choices[0]
@@ -144,8 +150,8 @@ def shortage(maker: ShapeMaker) -> NoPlanError:
     if problem.max_stages < min(problem.num_devices, problem.model.num_layers):
         knobs.insert(0, f"raise plan.max_stages (now {problem.max_stages})")
     return NoPlanError(
-        f"no split fits: {kind.name} lacks {max(lacking, 1) / GIB:.2f} GiB ({have}; together they"
-        f" hold {held} of {problem.model.num_layers} layers at {rows} rows per microbatch)",
+        f"no split fits: {kind.name} lacks {max(lacking, 1) / GIB:.3g} GiB ({have}; together they"
+        f" hold {held} of {problem.model.num_layers} layers with {plural(rows, 'row')} per microbatch)",
         hint=", or ".join(knobs),
     )
 

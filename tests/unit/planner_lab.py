@@ -1,0 +1,174 @@
+"""Made-up clusters for the planner's tests: facts, profile and recipe from a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hetrun import arch
+from hetrun.model import (
+    GIB,
+    Connection,
+    DataSpec,
+    Device,
+    DeviceProfile,
+    Dtype,
+    EmulatedChip,
+    Facts,
+    HostFacts,
+    HostSpec,
+    Link,
+    LinkKind,
+    ModelSpec,
+    Plan,
+    PlanLimits,
+    Profile,
+    Quantity,
+    Recipe,
+    RowTiming,
+    Source,
+    TrainSpec,
+)
+from hetrun.planner import TorchTarget, plan
+
+MODEL = ModelSpec(
+    num_layers=10, hidden_size=64, num_heads=4, num_kv_heads=2, ffn_size=176, vocab_size=257
+)
+LINKS = (
+    Link(kind=LinkKind.INSIDE_HOST, latency_s=1e-5, bytes_per_s=25e9),
+    Link(kind=LinkKind.INSIDE_ISLAND, latency_s=2e-5, bytes_per_s=6e9),
+    Link(kind=LinkKind.ACROSS, latency_s=5e-5, bytes_per_s=1.25e9),
+)
+FREE_LINKS = tuple(replace(link, latency_s=0.0, bytes_per_s=1e30) for link in LINKS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chips:
+    """Devices of one vendor; `layer_s` overrides the seconds that FLOPs suggest (forward a third of it)."""
+
+    vendor: str
+    num_devices: int
+    gflops: float = 1.0
+    memory: float | None = 16 * GIB
+    per_host: int = 2
+    layer_s: float | None = (
+        None  # of one row, forward and backward; embedding and head cost nothing then
+    )
+    emulated: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """A cluster and a recipe."""
+
+    chips: Sequence[Chips]
+    model: ModelSpec = MODEL
+    batch: int = 48
+    rows: tuple[int, ...] = (1, 2, 4)
+    seq_len: int = 64
+    links: tuple[Link, ...] = LINKS
+    dtype: Dtype = Dtype.FP32
+    limits: PlanLimits = field(default_factory=PlanLimits)
+
+    @property
+    def facts(self) -> Facts:
+        """What probe would say."""
+        hosts = []
+        for chips in self.chips:
+            done = 0
+            while done < chips.num_devices:
+                count = min(chips.per_host, chips.num_devices - done)
+                hosts.append(self._host(chips, f"{chips.vendor}-{done // chips.per_host}", count))
+                done += count
+        return Facts(created="", inventory="lab", hosts=tuple(hosts), links=self.links)
+
+    def _host(self, chips: Chips, name: str, count: int) -> HostFacts:
+        chip = EmulatedChip(
+            vendor=chips.vendor,
+            model=f"{chips.vendor}-chip",
+            num_devices=count,
+            flops_per_s=chips.gflops * 1e9,
+            memory_bytes=int(chips.memory or GIB),
+        )
+        devices = tuple(
+            Device(
+                index=index,
+                vendor=chips.vendor,
+                model=chip.model,
+                memory=Quantity(value=chips.memory, source=Source.MODELLED),
+                vendor_index=index,
+                uuid=f"{name}-{index}",
+                emulated=chip if chips.emulated else None,
+            )
+            for index in range(count)
+        )
+        return HostFacts(spec=HostSpec(name=name, connection=Connection.LOCAL), devices=devices)
+
+    @property
+    def profile(self) -> Profile:
+        """What profile would say."""
+        return Profile(
+            created="",
+            recipe="lab",
+            model=self.model,
+            seq_len=self.seq_len,
+            devices=tuple(self._figures(chips) for chips in self.chips),
+            links=self.links,
+        )
+
+    def _figures(self, chips: Chips) -> DeviceProfile:
+        speed = chips.gflops * 1e9
+        timings = []
+        for rows in self.rows:
+            layer_s = arch.layer_forward_flops(self.model, rows, self.seq_len) / speed
+            head_s = arch.head_forward_flops(self.model, rows, self.seq_len) / speed
+            if chips.layer_s is not None:
+                layer_s, head_s = chips.layer_s * rows / 3, 0.0
+            timings.append(
+                RowTiming(
+                    rows=rows,
+                    layer_forward_s=layer_s,
+                    layer_backward_s=2 * layer_s,
+                    embedding_forward_s=0.0,
+                    embedding_backward_s=0.0,
+                    head_forward_s=head_s,
+                    head_backward_s=2 * head_s,
+                )
+            )
+        return DeviceProfile(
+            vendor=chips.vendor,
+            model=f"{chips.vendor}-chip",
+            hosts=(),
+            source=Source.MODELLED,
+            timings=tuple(timings),
+            optimizer_s_per_parameter=0.0 if chips.layer_s is not None else 10 / speed,
+            matmul_flops_per_s=Quantity(value=speed, source=Source.MODELLED),
+            copy_bytes_per_s=Quantity(value=None, source=Source.ASSUMED),
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        """What to train."""
+        return Recipe(
+            name="lab",
+            model=self.model,
+            data=DataSpec(seq_len=self.seq_len),
+            train=TrainSpec(
+                steps=1,
+                global_batch_rows=self.batch,
+                microbatch_rows=self.rows,
+                dtype=self.dtype,
+            ),
+            plan=self.limits,
+        )
+
+    def plan(self, targets: Mapping[str, TorchTarget] | None = None) -> Plan:
+        """What the planner says."""
+        return plan(self.facts, self.profile, self.recipe, targets=targets or {})
+
+
+def small_model(num_layers: int, vocab_size: int = 32) -> ModelSpec:
+    """A model whose layers weigh little."""
+    return ModelSpec(
+        num_layers=num_layers, hidden_size=32, num_heads=2, ffn_size=64, vocab_size=vocab_size
+    )
