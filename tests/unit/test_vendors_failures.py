@@ -125,3 +125,32 @@ def test_every_error_class_has_a_hint() -> None:
     for error in ToolError:
         assert len(error.hint) > 20
         assert str(error) == error.value
+
+
+@pytest.mark.parametrize("text", ['[{"gpu": ' + "9" * 5000 + "}]\n", "[" * 50_000 + "\n", "{" * 9])
+def test_json_beyond_reason_is_not_understood(text: str) -> None:
+    answer = read_tool("amd", "amd-smi list --json", stdout=text)
+    assert (answer.error, answer.warnings) == (ToolError.TOOL_USAGE, ("output_unreadable",))
+
+
+def test_one_line_longer_than_any_output_is_cut_not_lost() -> None:
+    answer = read_tool("amd", "amd-smi list --json", stdout='[{"gpu": 0}, ' * 400_000)
+    assert answer.error is ToolError.TOOL_USAGE
+    assert "output_cut" in answer.warnings
+
+
+def test_a_key_that_stands_twice_with_two_values_is_worth_nothing() -> None:
+    text = '[{"neuron_device": 0, "memory_size": 34359738368, "memory_size": 8589934592}]\n'
+    answer = read_tool("neuron", "neuron-ls -j", stdout=text)
+    assert [device.memory_bytes for device in answer.devices] == [None]
+    assert "memory_unknown" in answer.warnings
+
+
+def test_devices_behind_a_bracket_in_a_warning_are_found() -> None:
+    text = '[WARN] slow start {retry}\n[{"neuron_device": 0, "memory_size": 34359738368}]\n'
+    assert len(read_tool("neuron", "neuron-ls -j", stdout=text).devices) == 1
+
+
+def test_the_whole_devices_inside_a_broken_document_are_not_believed() -> None:
+    text = '[\n  {"neuron_device": 0, "memory_size": 34359738368},\n  {"neuron_device": 1, "mem'
+    assert read_tool("neuron", "neuron-ls -j", stdout=text).error is ToolError.TOOL_USAGE

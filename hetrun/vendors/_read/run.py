@@ -58,7 +58,7 @@ def clean(data: str | bytes) -> tuple[str, bool]:
     cut = len(text) > MAX_CHARS
     if cut:
         text = text[:MAX_CHARS]
-        text = text[: text.rfind("\n") + 1]
+        text = text[: text.rfind("\n") + 1] or text
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "").lstrip("\ufeff")
     if text.count("\n") > MAX_LINES:
         rest = text.split("\n", MAX_LINES)[-1]
