@@ -13,7 +13,7 @@ __all__ = ["HostCommand", "WorkerCode", "dry_run", "launch"]
 def dry_run(plan: Plan) -> tuple[HostCommand, ...]:
     """Return each host's files and exact command; opens no connection, so what hosts would answer stays in <>."""
     ranks_by_host(plan)
-    chosen = choose_addresses(plan.hosts)
+    chosen = choose_addresses(plan.hosts, lookup=lambda name: [name])
     first = chosen[plan.hosts[0].name]
     meeting = Meeting(
         addr=first.addr or f"<address of {first.nic}>", port="<free port>", rdzv_id="<random>"

@@ -37,6 +37,7 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 }
 _NUM_LAST_LINES = 40
 _DUMP_LINES = 400
+_MAX_LOG = 512 << 20  # bytes of one log here; the host has all of it
 _MAX_LOG_LINE = 1 << 16
 _WAITS = re.compile(r"wait|recv|receive|reduce|barrier|broadcast|store|meet|poll|join")
 _AGENT_SAID = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
@@ -139,6 +140,9 @@ class Monitor:
         ]
         for piece in name_hang(ranks, silent_s, now_s):
             self._add(Kind.HANG, piece.host, piece.what, rank=piece.rank, when_s=now_s)
+        if not ranks:
+            for host in [host for host, found in self.hosts.items() if not found.empty]:
+                self._add(Kind.HANG, host, "torchrun hangs though its ranks are done", when_s=now_s)
 
     def flush(self) -> None:
         """Take unfinished last lines as lines."""
@@ -166,6 +170,8 @@ class Monitor:
             self._on_text(host, None, line)
             return
         number = int(name[name.index("-") + 1 :].partition(".")[0])
+        if self.ranks[number].host != host:
+            raise ValueError(f"{host} speaks for rank {number}")
         if name.startswith("events/"):
             self._run_dir.append(f"events/rank-{number:04}.jsonl", line)
             self._on_event(host, number, line)
@@ -176,8 +182,8 @@ class Monitor:
         text = clean_line(line)
         who = host if number is None else f"{host}/{number}"
         own = f"{host}-agent" if number is None else f"rank-{number:04}"
-        self._run_dir.append(f"logs/{own}.log", text.encode())
-        self._run_dir.append("all.log", f"{who} {text}".encode())
+        self._run_dir.append(f"logs/{own}.log", text.encode(), limit=_MAX_LOG)
+        self._run_dir.append("all.log", f"{who} {text}".encode(), limit=_MAX_LOG)
         if number is None:
             self.hosts[host].lines.append(text)
             for code, local_rank in _AGENT_SAID.findall(text):
@@ -223,7 +229,7 @@ class Monitor:
             return
         if status is None and self.ranks[number].ended:
             return
-        what = describe_exit(status)
+        what = describe_exit(status) + (" (out of memory)" if meta["oom"] else "")
         if status == 0:
             what += " before its last step"
         signal = (status or 0) & 0x7F

@@ -32,6 +32,7 @@ class RunDir:
     def __init__(self, run_root: Path, recipe: str, now: datetime, secrets: Iterable[str]) -> None:
         """Create it, with a name that no other run has."""
         self._files: dict[str, BinaryIO] = {}
+        self._sizes: dict[str, int] = {}
         self._redact = [
             (form, b"***")
             for value in secrets
@@ -61,12 +62,18 @@ class RunDir:
         """Write plan.json, so that the report needs no other file."""
         save(plan, self.path / "plan.json")
 
-    def append(self, name: str, line: bytes) -> None:
-        """Append one line to a file of the run; readers see it at once.
+    def append(self, name: str, line: bytes, *, limit: int | None = None) -> None:
+        """Append one line to a file of the run; readers see it at once. A log stops at its limit and says so.
 
         Raises:
             StorageError: the disk is full, or the folder is gone.
         """
+        size = self._sizes.get(name, 0)
+        if limit is not None and size > limit:
+            return
+        self._sizes[name] = size + len(line) + 1
+        if limit is not None and self._sizes[name] > limit:
+            line = b"[hetrun: this log ends here, it is full]"
         try:
             if name not in self._files:
                 self._files[name] = (self.path / name).open("ab", buffering=0)

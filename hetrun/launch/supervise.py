@@ -85,7 +85,6 @@ class Supervisor:
         observer: Observer,
     ) -> None:
         self.storage_error: StorageError | None = None
-        self.hung = False
         self._hosts = hosts
         self._monitor = monitor
         self._limits = limits
@@ -174,7 +173,10 @@ class Supervisor:
             if sent_s is not None:
                 self._monitor.on_clock(heard.host, float(meta["wall_s"]), sent_s, heard.when_s)
             return
-        self._monitor.on_frame(heard.host, meta, data, heard.when_s)
+        try:
+            self._monitor.on_frame(heard.host, meta, data, heard.when_s)
+        except (KeyError, ValueError, TypeError) as error:  # a host that is not ours any more
+            self._lose(heard.host, f"its frame {meta['t']} makes no sense: {error}")
 
     def _lose(self, host: str, what: str) -> None:
         if host not in self._lost:
@@ -192,7 +194,6 @@ class Supervisor:
 
     def _explain_hang(self, silent_s: float) -> None:
         """Ask for states, make each rank show its stack, then say who hangs."""
-        self.hung = True
         self._hosts.tell(lambda job: job.ask_states(), but=self._gone())
         self._wait(0.5)
         self._hosts.tell(lambda job: job.signal_ranks(signal.SIGABRT), but=self._gone())

@@ -31,7 +31,8 @@ from hetrun.transport.guard_host import (
     new_job_folder,
     open_base,
 )
-from hetrun.transport.guard_init import SUBREAPER, Agent, Job, descendants, modes
+from hetrun.transport.guard_init import SUBREAPER, Agent, Job, modes
+from hetrun.transport.guard_proc import descendants
 
 _POLL_S = 0.05
 _CHUNK = 1 << 16
@@ -294,10 +295,14 @@ class Guard:
         self._job = None
 
     def _abandon(self) -> None:
+        """Keep the reason on the host, and tell the controller in case it only slept."""
+        why = f"heard nothing from the controller for {time.monotonic() - self._heard_s:.1f} s"
+        self._say({"t": "note", "what": why})
+        with contextlib.suppress(_GoneError):
+            self._flush()
         if self._folder is not None:
-            silent_s = time.monotonic() - self._heard_s
             with contextlib.suppress(OSError):
-                (self._folder / "why").write_text(f"controller silent for {silent_s:.1f} s\n")
+                (self._folder / "why").write_text(why + "\n")
 
     def _tidy(self) -> None:
         """Remove what may hold secrets, and all of it if the controller has everything."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import json
 import os
 import resource
@@ -17,6 +16,8 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from hetrun.transport.guard_proc import descendants, oom_kills, processes, stat_fields
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 16384, 1 << 18
@@ -165,6 +166,7 @@ class _Init:
         self._seen: set[int] = set()
         self._num_ranks = 0
         self._pidfds: dict[int, int] = {}  # file descriptor -> pid
+        self._oom_kills = oom_kills()
         self._kill_at_s: float | None = None  # set once we are stopping
         self._stuck_at_s = 0.0
 
@@ -272,7 +274,7 @@ class _Init:
         The exit status is read from the zombie, before the agent collects it.
         """
         if len(self._seen) < self._num_ranks and not self._agent_ended:
-            for pid, parent, _ in _processes():
+            for pid, parent, _ in processes():
                 if parent == self._agent and pid not in self._seen:
                     self._adopt(pid)
         for pid in list(self._ranks):
@@ -296,7 +298,7 @@ class _Init:
 
     def _look_at(self, pid: int, fd: int | None) -> None:
         now_s = time.time()
-        fields = _stat(pid)
+        fields = stat_fields(pid)
         if fields is not None and fields[0] not in "ZX":
             return
         status = int(fields[49]) if fields and len(fields) > 49 else None
@@ -304,13 +306,18 @@ class _Init:
         if fd is not None:
             os.close(fd)
             del self._pidfds[fd]
-        self.report(t="rank", local_rank=local_rank, pid=pid, status=status, wall_s=now_s)
+        oom = status is not None and status & 0x7F == signal.SIGKILL and self._more_oom_kills()
+        self.report(t="rank", local_rank=local_rank, status=status, wall_s=now_s, oom=oom)
+
+    def _more_oom_kills(self) -> bool:
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return self._oom_kills > before
 
     def _states(self) -> dict[str, str]:
         """Kernel's state letter of each rank: T is stopped, D hangs in a driver."""
         found = {}
         for pid, local_rank in self._ranks.items():
-            fields = _stat(pid)
+            fields = stat_fields(pid)
             found[str(local_rank)] = fields[0] if fields else "?"
         return found
 
@@ -319,7 +326,7 @@ class _Init:
         own = os.getpid()
         if self._mode == SUBREAPER:
             return descendants(own)
-        return [pid for pid, _, state in _processes() if pid != own and state not in "ZX"]
+        return [pid for pid, _, state in processes() if pid != own and state not in "ZX"]
 
 
 def _start(agent: Agent) -> int:
@@ -355,36 +362,3 @@ def _start(agent: Agent) -> int:
 def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the state on; None when the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESRCH):
-            return None
-        raise
-
-
-def descendants(root: int) -> list[int]:
-    """Processes below one that still run."""
-    all_of = _processes()
-    below = {root}
-    grown = True
-    while grown:
-        more = {pid for pid, parent, _ in all_of if parent in below} - below
-        below |= more
-        grown = bool(more)
-    return [pid for pid, _, state in all_of if pid in below - {root} and state not in "ZX"]
-
-
-def _processes() -> list[tuple[int, int, str]]:
-    """(pid, parent, state letter) of all processes in /proc."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            fields = _stat(int(entry.name))
-            if fields:
-                found.append((int(entry.name), int(fields[1]), fields[0]))
-    return found

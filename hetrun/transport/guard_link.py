@@ -166,7 +166,12 @@ class GuardLink:
                 raise LostContactError(
                     f"the guard ended{': ' + said if said else ''}", host=self.host
                 )
-            self._frames += self._reader.feed(data)
+            try:
+                self._frames += self._reader.feed(data)
+            except ValueError as error:
+                raise LostContactError(
+                    f"the guard's words make no sense: {error}", host=self.host
+                ) from error
         return self._frames.pop(0)
 
     def ask(self, meta: Meta, data: bytes = b"", *, answer: str) -> Meta:

@@ -20,6 +20,7 @@ __all__ = ["JOB_FOLDER", "HostJob", "JobSetup", "Ready", "describe_exit", "run_m
 
 PING_S = 2.0
 LEASE_S = 15.0
+_PREPARE_LEASE_S = 300.0  # nobody pings before the job starts, which may wait for slower hosts
 _NUM_LAST_LINES = 20
 
 
@@ -74,7 +75,7 @@ class HostJob:
                 "t": "hello",
                 "run_id": setup.run_id,
                 "sha256": setup.bundle.sha256,
-                "lease_s": max(setup.lease_s, 30.0),  # until the job starts nobody pings
+                "lease_s": max(setup.lease_s, _PREPARE_LEASE_S),
                 "env": dict(setup.env),
                 "need_torch": setup.need_torch,
                 "data_addr": setup.data_addr,
@@ -201,6 +202,7 @@ def run_module(
     )
     job = HostJob(transport, setup)
     try:
+        job.lease(setup.lease_s)
         for path, data in files.items():
             job.put(path, data)
         job.start(["-m", module, JOB_FOLDER], transport.spec.env)

@@ -18,7 +18,7 @@ import pytest
 from hetrun import store
 from hetrun.errors import HetrunError, HostError, PreflightError, StorageError
 from hetrun.launch import launch
-from hetrun.model import EndEvent, HostSpec, Plan, RunOutcome, StepEvent
+from hetrun.model import EndEvent, HostSpec, Plan, RunOutcome, SshHop, StepEvent
 from tests.ssh.lab import Lab, LabHost, call, die_with_parent, parent
 from tests.ssh.plans import FAKE, Recorder, fake_env, make_plan
 
@@ -92,6 +92,46 @@ def test_uneven_hosts_run_to_the_end_with_ranks_where_the_plan_has_them(
     for host in hosts[:2]:
         host.wait_empty(0.5)
         assert not (_job_folders(host)[-1] / "env").exists()
+
+
+@pytest.mark.timeout(150)  # seven imports of torch, which take their time on two cores
+def test_real_ranks_train_over_two_uneven_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    recorder = Recorder()
+    plan = make_plan([(hosts[0].spec(), 3), (hosts[1].spec(), 1)], start_timeout_s=120.0)
+    outcome = launch(plan, run_root=tmp_path / "runs", observer=recorder, environ=os.environ)
+    assert (outcome.status, outcome.failures) == ("done", ())
+    losses: dict[int, set[float]] = {}
+    for event in recorder.events:
+        if isinstance(event, StepEvent):
+            losses.setdefault(event.step, set()).add(event.loss)
+    assert sorted(losses) == [0, 1, 2, 3, 4]
+    assert all(len(of_step) == 1 for of_step in losses.values())
+    for host in hosts:
+        host.wait_empty(0.5)
+
+
+def test_three_hosts_meet_over_ipv6_and_odd_ports_and_a_jump_host(
+    lab: Lab, hosts: Hosts, tmp_path: Path
+) -> None:
+    for number, host in enumerate(hosts, 1):
+        host.inside("ip", "addr", "add", f"fd00::{number}/64", "dev", "eth0", "nodad")
+    hosts[1].start_file(".bashrc", 'echo "  /\\_/\\  {\\"t\\": 1}"; echo oops >&2')
+    hop = SshHop(addr=hosts[0].addr, user="root", identity=str(lab.folder / "id"))
+    specs = [
+        hosts[0].spec(data_addr="fd00::1"),
+        hosts[1].spec(data_addr="fd00::2"),
+        hosts[2].spec(data_addr="fd00::3", jump=(hop,)),
+    ]
+    recorder = Recorder()
+    env = fake_env(tmp_path / "meet", "env:3:0")
+    try:
+        plan = make_plan(list(zip(specs, (1, 2, 1), strict=True)), env=env)
+        outcome = _launch(plan, tmp_path, recorder)
+    finally:
+        hosts[1].start_file(".bashrc", "")
+    assert (outcome.status, outcome.failures) == ("done", ())
+    (line,) = [line for _, _, line in recorder.lines if line.startswith("ENV ")]
+    assert json.loads(line.removeprefix("ENV "))["MASTER_ADDR"] == "fd00::1"
 
 
 def test_each_host_gets_the_name_of_its_own_interface(lab: Lab, tmp_path: Path) -> None:

@@ -84,6 +84,11 @@ def test_a_dry_run_shows_each_host_and_hides_secrets() -> None:
     assert [line.split()[1] for line in text.splitlines() if " file " in line] == ["plan.json"]
 
 
+def test_a_dry_run_asks_no_name_service() -> None:
+    plan = make_plan([(HostSpec(name="a1", data_addr="no.such.host.example"), 1)])
+    assert "--master-addr=no.such.host.example" in dry_run(plan)[0].argv
+
+
 def test_a_dry_run_with_secrets_needs_none_of_them() -> None:
     with pytest.raises(ConfigError, match="secret TOKEN is not set"):
         read_secrets(_plan(secrets=("TOKEN",)), {})

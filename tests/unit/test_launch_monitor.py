@@ -63,7 +63,14 @@ def test_all_started_only_when_every_rank_said_so(monitor: Monitor) -> None:
 
 def test_an_end_before_the_end_event_is_a_failure(monitor: Monitor) -> None:
     for rank, host in enumerate(("a1", "b1")):
-        meta = {"t": "rank", "rank": rank, "local_rank": 0, "status": 0, "wall_s": 5.0}
+        meta = {
+            "t": "rank",
+            "rank": rank,
+            "local_rank": 0,
+            "status": 0,
+            "wall_s": 5.0,
+            "oom": False,
+        }
         if rank == 0:
             _event(monitor, host, rank, **END)
         monitor.on_frame(host, meta, b"", 0.0)
@@ -74,10 +81,32 @@ def test_an_end_before_the_end_event_is_a_failure(monitor: Monitor) -> None:
 def test_an_exit_that_was_missed_is_read_from_torchruns_words(monitor: Monitor) -> None:
     line = b"E1130 failed (exitcode: -9) local_rank: 0 (pid: 77) of binary: /usr/bin/python\n"
     monitor.on_frame("b1", {"t": "chunk", "file": "agent", "dropped": 0}, line, 0.0)
-    meta = {"t": "rank", "rank": 1, "local_rank": 0, "status": None, "wall_s": 5.0}
+    meta = {"t": "rank", "rank": 1, "local_rank": 0, "status": None, "wall_s": 5.0, "oom": False}
     monitor.on_frame("b1", meta, b"", 0.0)
     (piece,) = monitor.evidence
     assert piece.what == "was killed by signal 9"
+
+
+def test_a_death_for_want_of_memory_is_called_so(monitor: Monitor) -> None:
+    meta = {"t": "rank", "rank": 1, "local_rank": 0, "status": 9, "wall_s": 5.0, "oom": True}
+    monitor.on_frame("b1", meta, b"", 0.0)
+    (piece,) = monitor.evidence
+    assert (piece.what, piece.signal) == ("was killed by signal 9 (out of memory)", 9)
+
+
+def test_a_torchrun_that_hangs_after_its_ranks_is_named(monitor: Monitor) -> None:
+    for rank, host in enumerate(("a1", "b1")):
+        _event(monitor, host, rank, **END)
+    monitor.on_frame("a1", {"t": "empty", "left": []}, b"", 0.0)
+    monitor.hang(60.0, 5.0)
+    (piece,) = monitor.evidence
+    assert (piece.host, piece.what) == ("b1", "torchrun hangs though its ranks are done")
+
+
+def test_a_host_cannot_speak_for_ranks_of_another(monitor: Monitor) -> None:
+    meta = {"t": "chunk", "file": "logs/rank-0001.stdout", "dropped": 0}
+    with pytest.raises(ValueError, match="a1 speaks for rank 1"):
+        monitor.on_frame("a1", meta, b"hello\n", 0.0)
 
 
 def test_a_port_that_was_taken_in_between_is_said(monitor: Monitor) -> None:

@@ -49,6 +49,15 @@ def test_appended_lines_are_there_at_once(tmp_path: Path) -> None:
     run.finish(_outcome())
 
 
+def test_a_log_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
+    run = RunDir(tmp_path, "tiny", NOW, ())
+    for _ in range(5):
+        run.append("all.log", b"1234567", limit=20)
+    run.close()
+    lines = (run.path / "all.log").read_text().splitlines()
+    assert lines == ["1234567", "1234567", "[hetrun: this log ends here, it is full]"]
+
+
 def test_the_outcome_fits_on_a_disk_that_is_full_but_for_the_reserve(tmp_path: Path) -> None:
     run = RunDir(tmp_path, "tiny", NOW, ())
     reserve = run.path / ".reserve"
