@@ -157,6 +157,7 @@ def _pairs(run: ToolRun) -> ToolAnswer | None:
         if found is None:
             continue
         if found[0] == "npu id":
+            chips += _listed(shared, fields, chips)
             shared, fields = {"npu id": found[1]}, {}
         elif found[0] == "chip id":
             chips.append({**shared, **fields, "chip id": found[1]})
@@ -165,6 +166,7 @@ def _pairs(run: ToolRun) -> ToolAnswer | None:
             shared[found[0]] = found[1]
         else:
             fields[found[0]] = found[1]
+    chips += _listed(shared, fields, chips)
     devices = [device for chip in chips if (device := _from_pairs(chip))]
     if not devices:
         return None
@@ -173,6 +175,16 @@ def _pairs(run: ToolRun) -> ToolAnswer | None:
         warnings.insert(0, "index_assumed")
     answer = _numbered(ToolAnswer(devices=tuple(devices)))
     return replace(answer, warnings=(*answer.warnings, *warnings))
+
+
+def _listed(
+    npu: Mapping[str, str], fields: Mapping[str, str], chips: Sequence[Mapping[str, str]]
+) -> list[dict[str, str]]:
+    """Return the only chip of an NPU whose block names none, as `info -l` prints it."""
+    named = any(chip["npu id"] == npu.get("npu id") for chip in chips)
+    measured = any("(" in key for key in fields)  # such a block ends with a chip id, or was cut
+    alone = npu.get("chip count") == "1" and not named and not measured
+    return [{**npu, "chip id": "0"}] if alone else []
 
 
 def _from_pairs(chip: Mapping[str, str]) -> FoundDevice | None:

@@ -165,7 +165,8 @@ VENDOR = Vendor(
         Chip("Arc B580", ("b580", "0xe20b"), 12288, None, 0.456, _NONE, "not verified"),
         Chip("Arc Pro B60", ("b60", "0xe211"), 24480, None, None, _NONE, "memory from an issue"),
     ),
-    unverified=("sdk_env", "probe_commands output of xpu-smi 2"),
+    errors=(("level zero initialization", ToolError.DRIVER_MISSING),),
+    unverified=("errors", "sdk_env", "probe_commands output of xpu-smi 2"),
     notes=(
         "A card of two tiles may appear to torch as two devices (ZE_FLAT_DEVICE_HIERARCHY=FLAT).",
         "Integrated graphics share the vendor id: only listed devices count.",

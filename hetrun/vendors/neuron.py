@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
+from hetrun.vendors._read.boxes import cells
 from hetrun.vendors._read.jsontext import documents, items, record
 from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
@@ -22,7 +23,27 @@ def parse(run: ToolRun) -> ToolAnswer:
         devices = [device for item in items(listed) if (device := _device(item))]
         if devices:
             return _answer(tuple(devices), len(listed))
-    return ToolAnswer()
+    return _table(run) or ToolAnswer()
+
+
+def _table(run: ToolRun) -> ToolAnswer | None:
+    """Read the plain table: device, cores, memory, .., PCI address."""
+    devices: list[FoundDevice] = []
+    num_rows = 0
+    for line in run.lines:
+        row = cells(line)
+        number = text.index(row[0]) if row and len(row) >= 4 else None
+        if row is None or number is None:
+            num_rows += line.startswith("| ") and line[2:3].isdigit()
+            continue
+        num_rows += 1
+        memory, bus_id = text.memory(row[2]), text.bdf(row[-1]) or text.bdf(row[-2])
+        if memory is not None and bus_id is not None:
+            device = FoundDevice(
+                index=number, memory_bytes=memory, bus_id=bus_id, cores=text.number(row[1])
+            )
+            devices.append(device)
+    return _answer(tuple(devices), num_rows) if num_rows else None
 
 
 def _answer(devices: tuple[FoundDevice, ...], num_told: int) -> ToolAnswer:

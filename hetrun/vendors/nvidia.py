@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
+from hetrun.vendors._read.answer import FoundDevice, Partition, ToolAnswer, ToolError
 from hetrun.vendors._read.blocks import read_smi_text, read_smi_xml
 from hetrun.vendors._read.boxes import banner, read_smi
 from hetrun.vendors._read.listing import read_listing
@@ -17,6 +17,9 @@ _LIBRARY = re.compile(r"NVML library version: ([0-9.]{1,40})")
 _CUDA = re.compile(
     r"CUDA (?:UMD )?Version\s{0,40}: {1,4}([0-9]{1,3}\.[0-9]{1,3})\s"
     r"|<cuda(?:_umd)?_version>([0-9]{1,3}\.[0-9]{1,3})[\s<]"
+)
+_MIG_ROW = re.compile(
+    r"\|\s{1,4}([0-9]{1,3})\s{1,8}[0-9]{1,3}\s{1,8}[0-9]{1,3}\s{1,8}([0-9]{1,3})\s{1,4}\|.*\|"
 )
 _UNIFIED = ("gb10", "thor", "orin", "jetson", "spark")
 
@@ -50,7 +53,21 @@ def _is_unified(device: FoundDevice) -> bool:
 
 def _table(run: ToolRun) -> ToolAnswer | None:
     """Read the plain table; drivers from 610 on name their versions otherwise."""
-    return read_smi(run, driver=banner(run.lines, "Driver Version:", "KMD Version:"))
+    answer = read_smi(run, driver=banner(run.lines, "Driver Version:", "KMD Version:"))
+    slices: dict[int, list[Partition]] = {}
+    for (
+        line
+    ) in run.lines:  # rows 'GPU GI CI Dev' of the table below; it tells neither profile nor uuid
+        row = _MIG_ROW.fullmatch(line.strip())
+        if row:
+            part = Partition(profile=None, ordinal=int(row[2]), uuid=None)
+            slices.setdefault(int(row[1]), []).append(part)
+    if answer is None or not slices:
+        return answer
+    devices = (
+        replace(device, partitions=tuple(slices.get(device.index, ()))) for device in answer.devices
+    )
+    return replace(answer, devices=tuple(devices))
 
 
 _H, _M, _NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.UNKNOWN
@@ -178,6 +195,7 @@ VENDOR = Vendor(
     sdk_roots=("/usr/local/cuda",),
     sdk_env=("CUDA_HOME",),
     models=_CHIPS,
+    errors=(("access blocked by the operating system", ToolError.PERMISSION_DENIED),),
     rc_errors={
         4: ToolError.PERMISSION_DENIED,
         6: ToolError.NO_DEVICES,

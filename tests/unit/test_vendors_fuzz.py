@@ -13,7 +13,6 @@ from hetrun.vendors import FoundDevice, ToolAnswer, all_vendors, read_tool
 from tests.vendors.captures import CAPTURES, Capture
 
 READABLE = [capture for capture in CAPTURES if capture.stream != "stderr" and not capture.rc]
-WITH_DEVICES = [capture for capture in READABLE if capture.expect["devices"]]
 COMMANDS = sorted({(capture.vendor, capture.command) for capture in CAPTURES})
 FUZZ = settings(
     max_examples=80,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from xml.etree import ElementTree
 
 from hetrun.vendors._read import text
-from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
+from hetrun.vendors._read.answer import FoundDevice, Partition, ToolAnswer, ToolError
 from hetrun.vendors._read.run import ToolRun
 
 
@@ -140,5 +140,10 @@ def _xml_device(node: ElementTree.Element, number: int) -> FoundDevice:
         bus_id=text.bdf(node.get("id") or node.findtext("pci/pci_bus_id")),
         uuid=text.value(node.findtext("uuid")),
         health="err" if ill else None,
+        partitions=tuple(
+            Partition(profile=None, ordinal=ordinal, uuid=None)
+            for part in node.findall("mig_devices/mig_device")
+            if (ordinal := text.index(part.findtext("index"))) is not None
+        ),
         sliced=(node.findtext("mig_mode/current_mig") or "").strip() == "Enabled",
     )

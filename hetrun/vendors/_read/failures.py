@@ -114,6 +114,7 @@ _NO_DEVICE = re.compile(
     r"|\bno (?:supported )?(?:device|gpu|accelerator|card|board|npu|dcu|hcu)s?[.!]?\s{0,4}$"
     r"|\bno device discovered\b|\bfailed to find any\b[^.:;,]{0,30}\bdevice"
 )
+_NOT_LOADED = re.compile(r"\b(?:unable to|failed to|cannot|can't|could not|couldn't) load\b")
 _LOST = re.compile(
     r"(?:gpu|device|card)\s{0,4}#?(?:([0-9]{1,3})\s{0,2}:\s{0,4})?"
     r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
@@ -149,6 +150,10 @@ def _has(*parts: str) -> Callable[[str], bool]:
 # The first rule that holds for any line gives the class: most telling first.
 _RULES: tuple[tuple[ToolError, Callable[[str], bool]], ...] = (
     (ToolError.SHARED_LIB_MISSING, _has(*_SHARED_LIB)),
+    (
+        ToolError.SHARED_LIB_MISSING,
+        lambda line: "librar" in line and _NOT_LOADED.search(line[:400]) is not None,
+    ),
     (ToolError.DRIVER_MISMATCH, _has(*_MISMATCH)),
     (ToolError.DEVICE_LOST, _has(*_DEVICE_LOST)),
     (ToolError.DRIVER_MISSING, _has(*_DRIVER)),
@@ -183,8 +188,8 @@ def lost_devices(lines: Sequence[str]) -> tuple[LostDevice, ...]:
     """Return the devices that the tool names as gone; the address may be glued to 'GPU'."""
     found: list[LostDevice] = []
     for line in lines:
-        if not any(part in line for part in _DEVICE_LOST):
-            continue
+        if not any(part in line for part in _DEVICE_LOST) or "[gpu is lost]" in line:
+            continue  # the latter is a cell of a row that has a number
         match = _LOST.search(line)
         device = LostDevice(
             index=int(match[1]) if match and match[1] else None,

@@ -81,11 +81,6 @@ class Chip:
             value=value, source=source, why=why if value is not None else "not published"
         )
 
-    @property
-    def bytes_per_s(self) -> float | None:
-        """Memory bandwidth."""
-        return None if self.tb_per_s is None else self.tb_per_s * 1e12
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vendor:
