@@ -106,7 +106,7 @@ def _rank(seat: Seat, rank: int, local_rank: int, *, replica: int, stage: int) -
     if target.visible_env is not None:
         number = device.index if device.vendor_index is None else device.vendor_index
         by_uuid = target.visible_by == "uuid" and device.uuid is not None
-        visible_id = device.uuid if by_uuid else str(number)
+        visible_id = device.visible_id or (device.uuid if by_uuid else str(number))
     memory = device.memory.value
     return RankPlan(
         rank=rank,
@@ -123,6 +123,7 @@ def _rank(seat: Seat, rank: int, local_rank: int, *, replica: int, stage: int) -
         visible_id=visible_id,
         emulated=device.emulated is not None,
         memory_bytes=None if memory is None else int(memory),
+        num_threads=device.num_threads,
     )
 
 

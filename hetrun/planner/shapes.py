@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations, product
+from math import inf
 
 from hetrun import arch
 from hetrun.model import Link, LinkKind
@@ -315,5 +316,6 @@ def _orders(problem: Problem, use: Sequence[int], *, few: bool) -> Iterator[tupl
         return
     rows = problem.row_choices[0]
     slow_first = sorted(present, key=lambda k: -problem.kinds[k].timings[rows].layer_forward_s)
-    large_first = sorted(present, key=lambda k: -(problem.kinds[k].limit_bytes or 0))
+    limits = [inf if kind.limit_bytes is None else kind.limit_bytes for kind in problem.kinds]
+    large_first = sorted(present, key=lambda kind: -limits[kind])
     yield from dict.fromkeys((tuple(slow_first), tuple(large_first)))
