@@ -123,12 +123,17 @@ def _open_cell(table: _Table, run: ToolRun) -> str | None:
     """Return the attribute whose value in the last row may be cut short, None if there is none.
 
     Output that stops without a newline may stop inside a number. The last cell is believed all the
-    same if another row shows the same value.
+    same if another row shows the same value, or if such a value has a known end.
     """
     if not run.open_end or not table.rows or not run.stdout.endswith(table.rows[-1][-1]):
         return None
     last = table.rows[-1][-1]
-    if any(row[-1] == last for row in table.rows[:-1]):
+    whole = {
+        "bus_id": text.bdf(last) is not None,
+        "uuid": _UUID.fullmatch(last) is not None,
+        "memory": text.memory(last) is not None,  # it has its unit
+    }
+    if any(row[-1] == last for row in table.rows[:-1]) or whole.get(table.columns[-1]):
         return None
     return table.columns[-1] or None
 
