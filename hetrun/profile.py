@@ -160,7 +160,7 @@ def bench_request(sample: Sample, recipe: Recipe) -> dict[str, Any]:
         "seq_len": recipe.data.seq_len,
         "rows": _rows(recipe),
         "dtype": recipe.train.dtype.value,
-        "devices": [_bench_device(device, sample.host) for device in sample.devices],
+        "devices": [_bench_device(device) for device in sample.devices],
     }
 
 
@@ -168,8 +168,7 @@ def _rows(recipe: Recipe) -> list[int]:
     return sorted(set(recipe.train.microbatch_rows))
 
 
-def _bench_device(device: Device, host: HostFacts) -> dict[str, Any]:
-    num_threads = max(1, (host.num_cores or 1) // max(1, len(host.devices)))
+def _bench_device(device: Device) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "vendor": device.vendor,
         "model": _kind(device)[1],
@@ -177,7 +176,7 @@ def _bench_device(device: Device, host: HostFacts) -> dict[str, Any]:
         "torch_plugin": None,
         "visible_env": None,
         "visible_id": None,
-        "num_threads": num_threads,
+        "num_threads": device.num_threads,
         "emulated": None if device.emulated is None else asdict(device.emulated),
     }
     if device.emulated is None:

@@ -18,7 +18,6 @@ HIDDEN = "***"
 
 # Recipe and inventory may set any of these themselves.
 _DEFAULTS = {
-    "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",  # a rank's last line must not die with it
     "PYTHONFAULTHANDLER": "1",  # a hang is ended by SIGABRT, which then shows where each rank is
 }
@@ -156,7 +155,7 @@ def rank_env(
     device = {}
     if rank.visible_env is not None and rank.visible_id is not None:
         device[rank.visible_env] = rank.visible_id
-    return {**shared, **device, **secrets}
+    return {"OMP_NUM_THREADS": str(rank.num_threads), **shared, **device, **secrets}
 
 
 def host_files(

@@ -25,6 +25,7 @@ class Device(Noun):
     uuid: str | None = None
     visible_id: str | None = None
     emulated: EmulatedChip | None = None
+    num_threads: int = 1  # of the host's processor, for the rank that drives it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

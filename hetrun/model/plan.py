@@ -36,6 +36,7 @@ class RankPlan(Noun):
     visible_id: str | None = None  # its value for this rank
     emulated: bool = False
     memory_bytes: int | None = None
+    num_threads: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

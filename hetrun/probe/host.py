@@ -6,9 +6,10 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from hetrun.model import GIB, MIB, Connection, HostFacts, HostSpec, Nic
+from hetrun.model import GIB, MIB, Connection, Device, HostFacts, HostSpec, Nic
 from hetrun.probe.answer import Answer, Section, last_line, plain, read_answer
 from hetrun.probe.devices import Found, accelerators, cpu_devices, emulated_devices
 from hetrun.probe.nics import find_nics
@@ -77,7 +78,7 @@ def parse_host(
         torch_version=python.get("torch"),
         torch_error=python.get("torch_error"),
         nics=nics,
-        devices=found.devices,
+        devices=_with_threads(found.devices, cores),
         warnings=tuple(warnings[:MAX_WARNINGS]),
     )
 
@@ -103,6 +104,14 @@ def _devices(
         what = "there are accelerators but none can be used, so this host offers no device"
         return Found(warnings=(*found.warnings, what))
     return found
+
+
+def _with_threads(devices: tuple[Device, ...], num_cores: int | None) -> tuple[Device, ...]:
+    """Share the cores out to real devices; emulated ones keep one thread, their time is modelled."""
+    share = max(1, (num_cores or 1) // max(1, len(devices)))
+    return tuple(
+        device if device.emulated else replace(device, num_threads=share) for device in devices
+    )
 
 
 # --- processor, memory, room ------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ def test_host_and_recipe_override_our_variables_in_this_order() -> None:
     plan = _plan(env={"X": "of recipe", "GLOO_SOCKET_IFNAME": "own"})
     one = host_files(plan, 0, meeting=MEETING, nic="ens3", secrets={})
     assert one.env == {
-        "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "GLOO_SOCKET_IFNAME": "own",
@@ -49,6 +48,21 @@ def test_host_and_recipe_override_our_variables_in_this_order() -> None:
     }
     two = host_files(plan, 1, meeting=MEETING, nic="eth0", secrets={})
     assert (two.env["OMP_NUM_THREADS"], two.env["NCCL_SOCKET_IFNAME"]) == ("4", "=eth0")
+
+
+def test_ranks_get_the_threads_of_their_device_unless_the_user_says_otherwise() -> None:
+    plan = _plan()
+    ranks = tuple(replace(rank, num_threads=2) for rank in plan.split.ranks)
+    plan = replace(plan, split=replace(plan.split, ranks=ranks))
+    threads = [
+        json.loads(data)["OMP_NUM_THREADS"]
+        for node_rank in (0, 1)
+        for path, data in host_files(
+            plan, node_rank, meeting=MEETING, nic="lo", secrets={}
+        ).files.items()
+        if path.startswith("env/")
+    ]
+    assert threads == ["2", "2", "2", "4"]  # the inventory gives the second host 4
 
 
 def test_secrets_stand_in_the_ranks_files_only() -> None:

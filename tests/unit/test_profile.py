@@ -109,7 +109,13 @@ def test_no_device_anywhere_is_an_error() -> None:
 def test_bench_is_asked_with_the_vendors_words() -> None:
     chip = EmulatedChip(vendor="v", model="m", num_devices=1, flops_per_s=2.0, memory_bytes=3)
     (sample,) = choose_samples(
-        facts(host("a1", device(0, "nvidia", "x", visible_id="3"), device(1, "v", emulated=chip)))
+        facts(
+            host(
+                "a1",
+                device(0, "nvidia", "x", visible_id="3", num_threads=4),
+                device(1, "v", emulated=chip),
+            )
+        )
     )
     request = json.loads(json.dumps(bench_request(sample, RECIPE)))
     assert (request["rows"], request["seq_len"], request["dtype"]) == ([1, 2], 8, "fp32")
@@ -121,7 +127,7 @@ def test_bench_is_asked_with_the_vendors_words() -> None:
         "3",
     )
     assert (emulated["torch_device"], emulated["emulated"]["flops_per_s"]) == ("cpu", 2.0)
-    assert emulated["num_threads"] == 4
+    assert (real["num_threads"], emulated["num_threads"]) == (4, 1)
 
 
 # --- what comes back ----------------------------------------------------------------------------------------
