@@ -15,6 +15,7 @@ from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.schedule import pipeline_ends, plain_window, stage_times
 
 _BETTER = 1 - 1e-9
+_NEXT_TO_NOTHING = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,15 @@ def widened(maker: ShapeMaker, groups: Groups) -> Groups:
         for group in groups
         for wide in [wide_windows(group.shape.num_stages)]
     )
+
+
+def narrowed(problem: Problem, candidate: Candidate) -> Candidate:
+    """Return the candidate with the windows of plain 1F1B if that costs next to nothing: it holds fewer activations."""
+    plain = tuple(
+        replace(group, windows=plain_windows(group.shape.num_stages)) for group in candidate.groups
+    )
+    tried = judge(problem, plain)
+    return tried if tried.step_s <= candidate.step_s * (1 + _NEXT_TO_NOTHING) else candidate
 
 
 def _moves(maker: ShapeMaker, candidate: Candidate) -> Iterator[Groups]:

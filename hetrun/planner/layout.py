@@ -65,7 +65,12 @@ def lay_out(
         )
         first_row += replicas[-1].num_rows
     cost = step_cost(
-        ranks, replicas, problem.links, problem.model, problem.dtype, problem.known_ends
+        ranks,
+        replicas,
+        links=problem.links,
+        model=problem.model,
+        dtype=problem.dtype,
+        known=problem.known_ends,
     )
     return Layout(ranks=tuple(ranks), replicas=tuple(replicas), cost=cost)
 

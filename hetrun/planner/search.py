@@ -16,6 +16,7 @@ from hetrun.planner.drafts import (
     best_of,
     groups_of,
     judge,
+    narrowed,
     polish,
     repaired,
     widened,
@@ -67,7 +68,7 @@ def search(problem: Problem, *, quick: bool = False) -> Outcome:
             hint="add 1 to train.microbatch_rows, or change train.global_batch_rows",
         )
     polished = judged if quick else _polish_best(maker, judged)
-    best = best_of(polished)
+    best = narrowed(problem, best_of(polished))
     others = [c for c in [*polished, *judged] if _outline(c) != _outline(best)]
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
     return Outcome(
@@ -78,7 +79,7 @@ def search(problem: Problem, *, quick: bool = False) -> Outcome:
 
 
 def _simulate(maker: ShapeMaker, ranked: Sequence[Combo]) -> list[Candidate]:
-    """Judge combinations in order, each with plain and with wider windows, until the budget of events is spent."""
+    """Judge combinations in order, with wide windows where they fit, until the budget of events is spent."""
     problem = maker.problem
     judged: list[Candidate] = []
     events = 0
@@ -86,13 +87,8 @@ def _simulate(maker: ShapeMaker, ranked: Sequence[Combo]) -> list[Candidate]:
         groups = groups_of(problem, combo) or repaired(maker, combo)
         if groups is None:
             continue
-        plain = judge(problem, groups)
-        judged.append(plain)
+        judged.append(judge(problem, widened(maker, groups)))
         events += sum(4 * g.shape.num_stages * g.counts[0] for g in groups)
-        wider = widened(maker, groups)
-        if wider != groups and plain.layout.cost.p2p_s > 0:
-            judged.append(judge(problem, wider))
-            events += sum(4 * g.shape.num_stages * g.counts[0] for g in groups)
         if events > _EVENTS_BUDGET:
             break
     return judged

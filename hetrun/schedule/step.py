@@ -87,6 +87,7 @@ def simulate_step(
 def step_cost(
     ranks: Sequence[RankPlan],
     replicas: Sequence[ReplicaPlan],
+    *,
     links: Sequence[Link],
     model: ModelSpec,
     dtype: Dtype,

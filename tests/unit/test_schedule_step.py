@@ -148,7 +148,7 @@ def test_parts_add_up_and_spans_never_overlap(
     parts = (cost.compute_s, cost.bubble_s, cost.p2p_s, cost.sync_s, cost.optimizer_s)
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(cost.step_s, rel=1e-9)
-    quick = step_cost(ranks, replicas, LINKS, MODEL, dtype)
+    quick = step_cost(ranks, replicas, links=LINKS, model=MODEL, dtype=dtype)
     assert asdict(quick) == pytest.approx(asdict(cost), rel=1e-11, abs=1e-12)
     assert max(spans[-1].end_s for spans in run.rank_spans) == cost.step_s
     for spans in run.rank_spans:
@@ -161,6 +161,6 @@ def test_same_replica_twice_costs_as_much_as_two_different_objects() -> None:
     ranks = make_ranks("aabb")
     one, two = make_replica([2, 2], 0, send_s=0.1), make_replica([2, 2], 2, send_s=0.1)
     other = replace(two, stages=(two.stages[0], replace(two.stages[1], forward_s=0.9)))
-    assert step_cost(ranks, [one, two], LINKS, MODEL, Dtype.FP32).compute_s < (
-        step_cost(ranks, [one, other], LINKS, MODEL, Dtype.FP32).compute_s
+    assert step_cost(ranks, [one, two], links=LINKS, model=MODEL, dtype=Dtype.FP32).compute_s < (
+        step_cost(ranks, [one, other], links=LINKS, model=MODEL, dtype=Dtype.FP32).compute_s
     )
