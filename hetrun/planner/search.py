@@ -13,6 +13,7 @@ from hetrun.planner.bound import lower_bound
 from hetrun.planner.compose import combos
 from hetrun.planner.drafts import (
     Candidate,
+    Groups,
     best_of,
     groups_of,
     judge,
@@ -88,7 +89,7 @@ def _simulate(maker: ShapeMaker, ranked: Sequence[Combo]) -> list[Candidate]:
         if groups is None:
             continue
         judged.append(judge(problem, widened(maker, groups)))
-        events += sum(4 * g.shape.num_stages * g.counts[0] for g in groups)
+        events += _events(groups)
         if events > _EVENTS_BUDGET:
             break
     return judged
@@ -103,10 +104,15 @@ def _polish_best(maker: ShapeMaker, judged: Sequence[Candidate]) -> list[Candida
     small = maker.problem.num_devices <= _SMALL
     most = _NUM_POLISHED_SMALL if small else _NUM_POLISHED
     for candidate in list(chosen.values())[:most]:
-        events = sum(4 * g.shape.num_stages * g.counts[0] for g in candidate.groups)
-        budget = min(_POLISH_BUDGET, _EVENTS_BUDGET // (most * max(1, events)))
+        budget = min(_POLISH_BUDGET, _EVENTS_BUDGET // (most * _events(candidate.groups)))
         polished.append(polish(maker, candidate, budget=budget))
     return polished
+
+
+def _events(groups: Groups) -> int:
+    """Return about how many events a simulation plays; rounds that only repeat are skipped."""
+    stages = [(g.shape.num_stages, g.counts[0]) for g in groups]
+    return sum(2 * size * min(count, 6 * size) for size, count in stages)
 
 
 def _outline(candidate: Candidate) -> tuple[object, ...]:

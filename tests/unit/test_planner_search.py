@@ -77,6 +77,12 @@ def test_no_whole_microbatches_end_earlier_than_ours(
     assert end_s(ours) == pytest.approx(min(end_s(counts) for counts in whole), rel=1e-6)
 
 
+def test_sizes_mix_to_an_exact_batch_or_not_at_all() -> None:
+    assert apportion(11, [part(4, 4.0), part(3, 3.0)]) == ((2,), (1,))
+    assert apportion(5, [part(4, 1.0), part(3, 1.0)]) is None
+    assert apportion(9, [part(4, 1.0), part(2, 1.0)]) is None
+
+
 def test_more_replicas_than_rows_have_no_level() -> None:
     assert level_s(3, [part(1, 1.0, count=4)]) is None
     assert apportion(3, [part(1, 1.0, count=4)]) is None
