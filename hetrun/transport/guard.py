@@ -7,7 +7,6 @@ Ends the job when stdin closes or nothing came for the lease. Holding the job's 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fnmatch
 import os
 import select
@@ -31,7 +30,7 @@ from hetrun.transport.guard_host import (
     new_job_folder,
     open_base,
 )
-from hetrun.transport.guard_init import SUBREAPER, Agent, Job, modes
+from hetrun.transport.guard_init import SUBREAPER, Agent, Job, adopt_orphans, modes
 from hetrun.transport.guard_proc import descendants
 
 _POLL_S = 0.05
@@ -367,9 +366,7 @@ def main(nonce: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(
-            36, 1, 0, 0, 0
-        )  # PR_SET_CHILD_SUBREAPER: orphans of a killed init come to us
+    with contextlib.suppress(OSError):
+        adopt_orphans()  # of the job's first process, should it be killed
     os.set_blocking(1, False)
     Guard(nonce).run()

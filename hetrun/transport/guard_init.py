@@ -97,7 +97,7 @@ def _child(mode: str, parent: int, init: _Init, agent: Agent) -> None:
         os.dup2(null, 0)  # the controller's pipes must close when the guard dies, not when we do
         os.dup2(null, 1)
         if mode == SUBREAPER:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            adopt_orphans()
         else:
             _found_namespace(mode, parent)
             pid = os.fork()
@@ -126,6 +126,11 @@ def _check(rc: int, what: str) -> None:
 
 def _prctl(option: int, value: int) -> None:
     _check(_libc().prctl(option, value, 0, 0, 0), "prctl")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent dies."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _found_namespace(mode: str, parent: int) -> None:

@@ -18,13 +18,14 @@ import pytest
 from hetrun import store
 from hetrun.errors import HetrunError, HostError, PreflightError, StorageError
 from hetrun.launch import launch
-from hetrun.model import EndEvent, HostSpec, Plan, RunOutcome, SshHop, StepEvent
+from hetrun.model import EndEvent, Event, HostSpec, Plan, RunOutcome, SshHop, StepEvent
 from tests.ssh.lab import Lab, LabHost, call, die_with_parent, parent
 from tests.ssh.plans import FAKE, Recorder, fake_env, make_plan
 
 pytestmark = pytest.mark.ssh
 Hosts = tuple[LabHost, LabHost, LabHost]
 REPOSITORY = Path(__file__).parents[2]
+LONG = {"HETRUN_FAKE_STEPS": "500"}
 NASTY = {
     "A": "two words",
     "B": "$(touch /tmp/x) `id` ;exit !! %s",
@@ -345,7 +346,7 @@ def test_a_cut_link_is_lost_contact_and_both_sides_end(hosts: Hosts, tmp_path: P
             hosts[1].link(up=False)
 
     recorder.on_status = cut  # type: ignore[method-assign]
-    plan = _plan(hosts, tmp_path / "meet", lease_s=5.0, env={"HETRUN_FAKE_STEPS": "500"})
+    plan = _plan(hosts, tmp_path / "meet", lease_s=5.0, env=LONG)
     started_s = time.monotonic()
     try:
         outcome = _launch(plan, tmp_path, recorder)
@@ -359,6 +360,30 @@ def test_a_cut_link_is_lost_contact_and_both_sides_end(hosts: Hosts, tmp_path: P
     assert outcome.failures[0].host == "h2"
     assert outcome.failures[0].what.startswith("lost contact: ")
     assert took_s < 45
+
+
+def test_a_guard_that_falls_silent_is_lost_contact_and_ends_all_once_it_wakes(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    stopped: list[int] = []
+    recorder = Recorder()
+
+    def stop_guard(event: Event) -> None:
+        if isinstance(event, StepEvent) and event.step == 2 and not stopped:
+            stopped.append(_pids(hosts[1])["guard"])
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    recorder.on_event = stop_guard  # type: ignore[method-assign]
+    plan = _plan(hosts, tmp_path / "meet", lease_s=5.0, env=LONG)
+    try:
+        outcome = _launch(plan, tmp_path, recorder)
+        hosts[0].wait_empty(0.5)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    hosts[1].wait_empty(5.0)
+    assert (outcome.exit_code, outcome.status, outcome.not_clean) == (5, "lost contact", ("h2",))
+    assert outcome.failures[0].what.startswith("lost contact: silent for ")
 
 
 def _wait_only_sessions(host: LabHost, timeout_s: float) -> None:
@@ -412,7 +437,6 @@ def start(tmp_path: Path) -> Iterator[Callable[[Plan], Controller]]:
         controller.process.stdout.close()
 
 
-LONG = {"HETRUN_FAKE_STEPS": "500"}
 Start = Callable[[Plan], Controller]
 
 
@@ -495,14 +519,18 @@ def test_whatever_is_killed_on_a_host_all_of_the_job_goes(
 
 
 def _kill(host: LabHost, victim: str) -> None:
-    """Kill torchrun, or one of the processes above it: the job's first one, and the guard."""
+    os.kill(_pids(host)[victim], signal.SIGKILL)
+
+
+def _pids(host: LabHost) -> dict[str, int]:
+    """Torchrun and the processes above it: the job's first one, and the guard."""
     found = host.processes()
     torchrun = next(pid for pid, line in found.items() if "-m torch.distributed.run" in line)
     init = parent(torchrun)
     guard = init
     while "-I -c" in found.get(parent(guard), ""):  # our own interpreters above it
         guard = parent(guard)
-    os.kill({"guard": guard, "init": init, "torchrun": torchrun}[victim], signal.SIGKILL)
+    return {"guard": guard, "init": init, "torchrun": torchrun}
 
 
 @pytest.fixture(scope="module")

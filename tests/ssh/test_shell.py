@@ -184,6 +184,16 @@ def test_sixteen_names_behind_one_default_sshd_all_get_through(hosts: Hosts) -> 
     assert [str(a) for a in answers.values() if isinstance(a, HetrunError)] == []
 
 
+def test_refusals_over_max_startups_are_tried_again(lab: Lab) -> None:
+    host = lab.host(8, sshd="MaxStartups 2:100:2")
+    try:
+        specs = [host.spec(name=f"n{number}") for number in range(8)]
+        answers = on_all(specs, lambda t: run_script(t, "hostname", timeout_s=20))
+    finally:
+        lab.drop(host)
+    assert [str(a) for a in answers.values() if isinstance(a, HetrunError)] == []
+
+
 def test_a_cut_link_is_noticed_within_fifteen_seconds(hosts: Hosts) -> None:
     transport = open_transport(hosts[0].spec())
     channel = transport.open_shell()
