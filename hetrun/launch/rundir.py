@@ -102,7 +102,7 @@ class RunDir:
         text = self.hide(dumps(outcome).encode()).decode()
         json.loads(text)  # hiding a secret must not break the file
         try:
-            (self.path / "launch.json").write_text(text)
+            (self.path / "launch.json").write_text(text, encoding="utf-8")
         except OSError as error:
             raise self._fault(error) from error
 
