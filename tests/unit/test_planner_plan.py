@@ -55,6 +55,18 @@ def test_three_numbers_bound_and_words_stand_beside_each_other(demo: Plan) -> No
     assert demo.baselines[0].shape == "2 replicas x 1 stage"
 
 
+def test_baselines_are_the_plans_of_each_vendor_alone(demo: Plan) -> None:
+    fast, slow = demo.baselines
+    for baseline, chips in ((fast, FAST), (slow, SLOW)):
+        alone = Lab(chips=[chips]).plan()
+        scaled = Lab(chips=[chips], batch=baseline.scaled_batch_rows).plan()
+        assert baseline.rows_per_s == pytest.approx(48 / alone.split.cost.step_s)
+        assert baseline.scaled_rows_per_s == pytest.approx(
+            baseline.scaled_batch_rows / scaled.split.cost.step_s
+        )
+    assert slow.ideal_rows_per_s / fast.ideal_rows_per_s == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize(
     ("batch", "step_s", "share"), [(16, 72.0, 8 / 9), (64, 264.0, 32 / 33)], ids=["J1", "J1-64"]
 )

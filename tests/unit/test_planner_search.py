@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.model import MIB, Cost, LinkKind, PlanLimits
+from hetrun.model import MIB, Cost, PlanLimits
 from hetrun.planner import knapsack
 from hetrun.planner.apportion import Part, apportion, level_s
 from hetrun.planner.bound import Bound, gap_reason, ideal_rows_per_s, lower_bound
 from hetrun.planner.drafts import (
-    Candidate,
-    Group,
     groups_of,
-    judge,
-    plain_windows,
     repaired,
-    wide_windows,
 )
 from hetrun.planner.even import even_split
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker, block_sizes, enumerate_shapes
-from tests.unit.planner_lab import LINKS, Chips, Lab, small_model
+from tests.unit.planner_lab import Chips, Lab, small_model
 
 
 def problem_of(lab: Lab) -> Problem:
@@ -285,88 +280,3 @@ def test_even_split_that_does_not_divide_or_fit_says_why() -> None:
     layout, why = even_split(problem_of(replace(LAB, chips=tight)))
     assert layout is None
     assert "fits" in why
-
-
-def multisets(use: tuple[int, ...], last: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    if not any(use):
-        yield ()
-        return
-    for first in product(*(range(n + 1) for n in use)):
-        if any(first) and first <= last:
-            rest = tuple(a - b for a, b in zip(use, first, strict=True))
-            for others in multisets(rest, first):
-                yield (first, *others)
-
-
-def cuts(total: int, size: int) -> Iterator[tuple[int, ...]]:
-    if size == 1:
-        yield (total,)
-        return
-    for first in range(1, total - size + 2):
-        for rest in cuts(total - first, size - 1):
-            yield (first, *rest)
-
-
-def brute_force(problem: Problem) -> Candidate | None:
-    """Every way to group, order, cut and share out, with narrow and wide windows."""
-    maker = ShapeMaker(problem)
-    best: Candidate | None = None
-    capacity = [len(kind.seats) for kind in problem.kinds]
-    for use in product(*(range(n + 1) for n in capacity)):
-        for replicas in multisets(use, use):
-            options = [list(_pipelines(maker, one)) for one in replicas]
-            for picked in product(*options):
-                sizes = [range(1, problem.batch_rows + 1) for _ in picked]
-                for counts in product(*sizes):
-                    if not counts or sum(counts) != problem.batch_rows:
-                        continue
-                    tried = judge(
-                        problem,
-                        tuple(replace(g, counts=(n,)) for g, n in zip(picked, counts, strict=True)),
-                    )
-                    if best is None or tried.step_s < best.step_s:
-                        best = tried
-    return best
-
-
-def _pipelines(maker: ShapeMaker, use: tuple[int, ...]) -> Iterator[Group]:
-    present = [kind for kind, count in enumerate(use) if count]
-    for order in permutations(present):
-        kinds = [kind for kind in order for _ in range(use[kind])]
-        for layers in cuts(maker.problem.model.num_layers, len(kinds)):
-            shape = maker.finish(kinds, layers, 1, memory_bound=False)
-            for windows in {plain_windows(len(kinds)), wide_windows(len(kinds))}:
-                if maker.fits(shape, windows):
-                    yield Group(shape=shape, windows=windows, counts=())
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.data())
-def test_no_split_of_a_tiny_cluster_is_better_than_ours(data: st.DataObject) -> None:
-    chips = [
-        Chips(
-            vendor=name,
-            num_devices=data.draw(st.integers(1, 2)),
-            gflops=data.draw(st.sampled_from([0.5, 1.0, 2.0])),
-            memory=data.draw(st.sampled_from([0.8 * MIB, 1.2 * MIB, None])),
-        )
-        for name in "xy"
-    ]
-    across = data.draw(st.sampled_from([1e7, 1e9]))
-    links = tuple(
-        replace(link, bytes_per_s=across) if link.kind is LinkKind.ACROSS else link
-        for link in LINKS
-    )
-    problem = problem_of(
-        Lab(
-            chips=chips,
-            model=small_model(data.draw(st.integers(2, 3))),
-            batch=data.draw(st.integers(1, 4)),
-            rows=(1,),
-            seq_len=16,
-            links=links,
-        )
-    )
-    best = brute_force(problem)
-    if best is not None:
-        assert search(problem).best.step_s <= best.step_s * 1.005

@@ -1,0 +1,161 @@
+"""The search against brute force: every way to group, order, cut and share out a tiny cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetrun.model import MIB, Link, LinkKind
+from hetrun.planner.drafts import Candidate, Group, judge, plain_windows, wide_windows
+from hetrun.planner.problem import Problem, read_problem
+from hetrun.planner.search import search
+from hetrun.planner.shapes import ShapeMaker
+from tests.unit.planner_lab import LINKS, Chips, Lab, small_model
+
+
+def problem_of(lab: Lab) -> Problem:
+    return read_problem(lab.facts, lab.profile, lab.recipe, targets={})
+
+
+def multisets(use: tuple[int, ...], last: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    if not any(use):
+        yield ()
+        return
+    for first in product(*(range(n + 1) for n in use)):
+        if any(first) and first <= last:
+            rest = tuple(a - b for a, b in zip(use, first, strict=True))
+            for others in multisets(rest, first):
+                yield (first, *others)
+
+
+def cuts(total: int, size: int) -> Iterator[tuple[int, ...]]:
+    if size == 1:
+        yield (total,)
+        return
+    for first in range(1, total - size + 2):
+        for rest in cuts(total - first, size - 1):
+            yield (first, *rest)
+
+
+def brute_force(problem: Problem) -> Candidate | None:
+    """Every way to group, order, cut and share out, with narrow and wide windows."""
+    maker = ShapeMaker(problem)
+    best: Candidate | None = None
+    capacity = [len(kind.seats) for kind in problem.kinds]
+    for use in product(*(range(n + 1) for n in capacity)):
+        for replicas in multisets(use, use):
+            options = [list(_pipelines(maker, one)) for one in replicas]
+            for picked in product(*options):
+                sizes = [range(1, problem.batch_rows + 1) for _ in picked]
+                for counts in product(*sizes):
+                    if not counts or sum(counts) != problem.batch_rows:
+                        continue
+                    tried = judge(
+                        problem,
+                        tuple(replace(g, counts=(n,)) for g, n in zip(picked, counts, strict=True)),
+                    )
+                    if best is None or tried.step_s < best.step_s:
+                        best = tried
+    return best
+
+
+def _pipelines(maker: ShapeMaker, use: tuple[int, ...]) -> Iterator[Group]:
+    present = [kind for kind, count in enumerate(use) if count]
+    for order in permutations(present):
+        kinds = [kind for kind in order for _ in range(use[kind])]
+        for layers in cuts(maker.problem.model.num_layers, len(kinds)):
+            shape = maker.finish(kinds, layers, 1, memory_bound=False)
+            for windows in {plain_windows(len(kinds)), wide_windows(len(kinds))}:
+                if maker.fits(shape, windows):
+                    yield Group(shape=shape, windows=windows, counts=())
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_no_split_of_a_tiny_cluster_is_better_than_ours(data: st.DataObject) -> None:
+    chips = [
+        Chips(
+            vendor=name,
+            num_devices=data.draw(st.integers(1, 2)),
+            gflops=data.draw(st.sampled_from([0.5, 1.0, 2.0])),
+            memory=data.draw(st.sampled_from([0.8 * MIB, 1.2 * MIB, None])),
+        )
+        for name in "xy"
+    ]
+    across = data.draw(st.sampled_from([1e7, 1e9]))
+    links = tuple(
+        replace(link, bytes_per_s=across) if link.kind is LinkKind.ACROSS else link
+        for link in LINKS
+    )
+    problem = problem_of(
+        Lab(
+            chips=chips,
+            model=small_model(data.draw(st.integers(2, 3))),
+            batch=data.draw(st.integers(1, 4)),
+            rows=(1,),
+            seq_len=16,
+            links=links,
+        )
+    )
+    best = brute_force(problem)
+    if best is not None:
+        assert search(problem).best.step_s <= best.step_s * 1.005
+
+
+def links(inside_s: float, inside: float, across_s: float, across: float) -> tuple[Link, ...]:
+    figures = ((inside_s, inside), (1e-4, 1e8), (across_s, across))
+    return tuple(
+        Link(kind=kind, latency_s=latency_s, bytes_per_s=rate)
+        for kind, (latency_s, rate) in zip(LinkKind, figures, strict=True)
+    )
+
+
+SLOW = links(1e-4, 1e9, 1e-3, 1e8)
+HARD = {
+    "heavy head: the layers that balance are not the best": Lab(
+        chips=[
+            Chips(vendor="a", num_devices=1, memory=5e6),
+            Chips(vendor="b", num_devices=1, memory=5e6),
+        ],
+        model=small_model(4, vocab_size=257),
+        batch=3,
+        rows=(1,),
+        seq_len=16,
+        links=links(0.0, 1e9, 1e-3, 1e7),
+    ),
+    "memory: the quicker order of the vendors holds fewer layers": Lab(
+        chips=[
+            Chips(vendor="a", num_devices=2, memory=8e5),
+            Chips(vendor="b", num_devices=2, memory=1.2e6),
+        ],
+        model=small_model(4),
+        batch=6,
+        rows=(1,),
+        seq_len=16,
+        links=SLOW,
+    ),
+    "two pipelines of unequal depth": Lab(
+        chips=[
+            Chips(vendor="a", num_devices=2, gflops=0.5, memory=1.2e6),
+            Chips(vendor="b", num_devices=2, gflops=0.8, memory=1.2e6),
+        ],
+        model=small_model(3),
+        batch=3,
+        rows=(1,),
+        seq_len=16,
+        links=links(1e-4, 1e9, 1e-4, 1e8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_ones_are_solved_exactly(name: str) -> None:
+    problem = problem_of(HARD[name])
+    best = brute_force(problem)
+    assert best is not None
+    assert search(problem).best.step_s == pytest.approx(best.step_s, rel=1e-9)
