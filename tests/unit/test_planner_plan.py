@@ -146,6 +146,15 @@ def test_slow_link_moves_the_sync_inside_the_vendors() -> None:
     assert slow.split.cost.sync_s < 0.5 * slow.split.cost.step_s
 
 
+@pytest.mark.parametrize(("latency_s", "windows"), [(0.0, [2, 1]), (2e-4, [3, 1])])
+def test_windows_are_wide_only_where_a_link_is_slow(latency_s: float, windows: list[int]) -> None:
+    links = tuple(replace(link, latency_s=latency_s) for link in FREE_LINKS)
+    chips = [Chips(vendor="x", num_devices=2, memory=1.2 * MIB)]
+    lab = Lab(chips=chips, model=small_model(8), batch=32, rows=(1,), seq_len=16, links=links)
+    (replica,) = lab.plan().split.replicas
+    assert [stage.window for stage in replica.stages] == windows
+
+
 def test_devices_too_slow_to_help_stay_idle_and_are_named() -> None:
     chips = [FAST, Chips(vendor="snail", num_devices=1, gflops=0.001)]
     result = Lab(chips=chips, batch=4, rows=(1,)).plan()
