@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,20 @@ def _host(
             merged[key] = (value, place)
     spec = {key: value for key, (value, _) in merged.items() if value is not None}
     try:
-        return to_noun(HostSpec, {"name": name, "group": group, **spec})
+        return _with_identities(to_noun(HostSpec, {"name": name, "group": group, **spec}))
     except BadKeysError as error:
         for keys, what in error.problems:
             place = merged[keys[0]][1] if keys and keys[0] in merged else path
             reader.refuse((*place, *keys[1:]), what)
     return None
+
+
+def _with_identities(spec: HostSpec) -> HostSpec:
+    """Let a jump host without a key of its own try the host's key, as one `identity:` for a lab suggests."""
+    hops = tuple(
+        replace(hop, identity=spec.identity) if hop.identity is None else hop for hop in spec.jump
+    )
+    return replace(spec, jump=hops)
 
 
 def _controller_path(text: str, path: Keys, reader: _Reader) -> str:

@@ -236,3 +236,9 @@ def test_any_content_is_an_inventory_or_a_config_error(tmp_path: Path, content: 
     path.write_text(json.dumps(content))  # JSON is YAML
     with contextlib.suppress(ConfigError):
         load_inventory(path)
+
+
+def test_jump_host_without_a_key_of_its_own_tries_that_of_the_host(write: Write) -> None:
+    text = "defaults: {identity: /k}\nhosts: {a: {jump: [g1, {addr: g2, identity: /own}]}}"
+    (host,) = load_inventory(write(text)).hosts
+    assert [hop.identity for hop in host.jump] == ["/k", "/own"]
