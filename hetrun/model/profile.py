@@ -11,7 +11,10 @@ from hetrun.model.recipe import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTiming(Noun):
-    """Seconds of one microbatch of `rows` rows: ONE layer, the embedding, the head with its loss."""
+    """Seconds of one microbatch of `rows` rows: ONE layer, the embedding, the head with its loss.
+
+    `tp` devices share the work, their collectives included; with `recompute` the backward runs the forward again.
+    """
 
     rows: int
     layer_forward_s: float
@@ -20,10 +23,16 @@ class RowTiming(Noun):
     embedding_backward_s: float
     head_forward_s: float
     head_backward_s: float
+    tp: int = 1
+    recompute: bool = False
     spread: float = 0.0  # (slowest - fastest) / median of the repeats
+    layer_peak_bytes: int | None = (
+        None  # above what was there before, forward and backward of one layer
+    )
 
     def __post_init__(self) -> None:
         need(self.rows >= 1, f"timing: rows {self.rows}, need at least 1")
+        need(self.tp >= 1, f"timing of {self.rows} rows: tp {self.tp}, need at least 1")
         for what in ("layer_forward_s", "layer_backward_s"):
             need(
                 getattr(self, what) > 0,
@@ -49,17 +58,21 @@ class DeviceProfile(Noun):
     model: str
     hosts: tuple[str, ...]
     source: Source
-    timings: tuple[RowTiming, ...]  # ascending rows
+    timings: tuple[RowTiming, ...]  # ascending (tp, recompute, rows)
     optimizer_s_per_parameter: float
     matmul_flops_per_s: Quantity
     copy_bytes_per_s: Quantity
 
     def __post_init__(self) -> None:
-        rows = [timing.rows for timing in self.timings]
+        keys = [(timing.tp, timing.recompute, timing.rows) for timing in self.timings]
         need(
-            bool(rows) and rows == sorted(set(rows)),
-            f"profile of {self.model}: timings for rows {rows}, need ascending",
+            bool(keys) and keys == sorted(set(keys)),
+            f"profile of {self.model}: timings for (tp, recompute, rows) {keys}, need ascending",
         )
+
+    def timings_of(self, *, tp: int = 1, recompute: bool = False) -> tuple[RowTiming, ...]:
+        """Return the timings at one tp and recompute, ascending rows; empty where nothing was measured."""
+        return tuple(t for t in self.timings if (t.tp, t.recompute) == (tp, recompute))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

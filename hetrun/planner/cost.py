@@ -35,7 +35,7 @@ def timing_at(profile: DeviceProfile, rows: int) -> RowTiming:
     one size was measured or the slope is not positive); below the smallest, its figures stand: less work never
     takes longer. `is_extrapolated` tells.
     """
-    timings = profile.timings
+    timings = profile.timings_of()
     values = [_value_at([(t.rows, getattr(t, part)) for t in timings], rows) for part in _PARTS]
     return RowTiming(
         rows=rows,
@@ -46,7 +46,8 @@ def timing_at(profile: DeviceProfile, rows: int) -> RowTiming:
 
 def is_extrapolated(profile: DeviceProfile, rows: int) -> bool:
     """Whether `rows` lies outside of what was measured."""
-    return not profile.timings[0].rows <= rows <= profile.timings[-1].rows
+    timings = profile.timings_of()
+    return not timings[0].rows <= rows <= timings[-1].rows
 
 
 def _value_at(points: Sequence[tuple[int, float]], rows: int) -> float:

@@ -295,7 +295,7 @@ def _row_notes(figures: DeviceProfile, choices: Sequence[int]) -> list[str]:
     beyond = [rows for rows in choices if is_extrapolated(figures, rows)]
     if not beyond:
         return []
-    measured = ", ".join(str(timing.rows) for timing in figures.timings)
+    measured = ", ".join(str(timing.rows) for timing in figures.timings_of())
     sizes = ", ".join(str(rows) for rows in beyond)
     return [
         f"{figures.vendor} {figures.model}: times for microbatches of {sizes} rows are"

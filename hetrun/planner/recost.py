@@ -56,7 +56,7 @@ def _figures(profile: Profile, rank: RankPlan) -> tuple[list[tuple[int, list[flo
                         t.head_backward_s,
                     ],
                 )
-                for t in device.timings
+                for t in device.timings_of()
             ]
             return points, device.optimizer_s_per_parameter
     raise ValueError(f"rank {rank.rank}: no figures for {rank.vendor} {rank.model}")
