@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from itertools import pairwise
 
 from hetrun import arch
@@ -37,7 +38,7 @@ def timing_at(profile: DeviceProfile, rows: int) -> RowTiming:
     """
     timings = profile.timings_of()
     values = [_value_at([(t.rows, getattr(t, part)) for t in timings], rows) for part in _PARTS]
-    seconds = dict(zip(_PARTS, values, strict=True))
+    seconds: dict[str, Any] = dict(zip(_PARTS, values, strict=True))
     return replace(
         timings[0], rows=rows, spread=max(timing.spread for timing in timings), **seconds
     )
