@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from itertools import pairwise
+from typing import Any
 
 from hetrun import arch
 from hetrun.model import DeviceProfile, Link, ModelSpec, RowTiming
