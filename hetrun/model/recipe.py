@@ -110,6 +110,8 @@ class PlanLimits(Noun):
     memory_fraction: float = (
         0.92  # of a device's memory; the rest is for libraries and fragmentation
     )
+    tp: tuple[int, ...] = (1,)  # numbers of devices that may share a layer, to choose from
+    recompute: bool = False  # the planner may choose to run forwards again in the backward
 
     def __post_init__(self) -> None:
         need(
@@ -119,6 +121,10 @@ class PlanLimits(Noun):
         need(
             0 < self.memory_fraction <= 1,
             f"plan: memory_fraction {self.memory_fraction}, need 0 to 1",
+        )
+        need(
+            bool(self.tp) and all(tp >= 1 for tp in self.tp) and len(set(self.tp)) == len(self.tp),
+            f"plan: tp {list(self.tp)}, need different numbers of at least 1",
         )
 
 
