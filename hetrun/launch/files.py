@@ -155,7 +155,7 @@ def rank_env(
     device = {}
     if rank.visible_env is not None and rank.visible_id is not None:
         device[rank.visible_env] = rank.visible_id
-    return {"OMP_NUM_THREADS": str(rank.num_threads), **shared, **device, **secrets}
+    return {"OMP_NUM_THREADS": str(rank.num_threads), **rank.env, **shared, **device, **secrets}
 
 
 def host_files(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
 from hetrun.model.base import SCHEMA_VERSION, Noun, Source, need
@@ -37,6 +37,7 @@ class RankPlan(Noun):
     emulated: bool = False
     memory_bytes: int | None = None
     num_threads: int = 1
+    env: dict[str, str] = field(default_factory=dict)  # what the vendor's numbering relies on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

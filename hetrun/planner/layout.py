@@ -129,6 +129,7 @@ def _rank(seat: Seat, rank: int, local_rank: int, *, replica: int, stage: int) -
         emulated=device.emulated is not None,
         memory_bytes=None if memory is None else int(memory),
         num_threads=device.num_threads,
+        env=dict(target.env),
     )
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hetrun.errors import NoPlanError
 from hetrun.model import Facts
 from hetrun.vendors import get_vendor
+
+VISIBLE_BY = ("index", "uuid", "module_id", "cores")
+_ONLY_TOLD = VISIBLE_BY[2:]  # an index in their place would select another device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +20,12 @@ class TorchTarget:
     torch_device: str  # "cuda", "npu", "cpu", ...
     torch_plugin: str | None = None  # module to import before the device exists
     visible_env: str | None = None  # variable that selects the device
-    visible_by: str = "index"  # or "uuid"
+    visible_by: str = "index"  # one of VISIBLE_BY
+    env: Mapping[str, str] = field(default_factory=dict)  # what its numbering relies on
 
     def __post_init__(self) -> None:
-        if self.visible_by not in ("index", "uuid"):
-            raise ValueError(f"visible_by {self.visible_by!r}, need index or uuid")
+        if self.visible_by not in VISIBLE_BY:
+            raise ValueError(f"visible_by {self.visible_by!r}, need one of {VISIBLE_BY}")
 
 
 EMULATED = TorchTarget(torch_device="cpu")
@@ -31,19 +36,34 @@ def torch_targets(facts: Facts) -> Mapping[str, TorchTarget]:
 
     Raises:
         ConfigError: nobody brings that vendor.
+        NoPlanError: a device cannot be selected, since its tool did not tell the id that takes.
     """
-    names = {
-        device.vendor for host in facts.hosts for device in host.devices if device.emulated is None
-    }
-    return {name: _target(name) for name in sorted(names)}
+    real = [
+        (host.spec.name, device)
+        for host in facts.hosts
+        for device in host.devices
+        if device.emulated is None
+    ]
+    targets = {name: _target(name) for name in sorted({device.vendor for _, device in real})}
+    for host, device in real:
+        target = targets[device.vendor]
+        if target.visible_by in _ONLY_TOLD and device.visible_id is None:
+            what = target.visible_by.replace("_", " ")
+            raise NoPlanError(
+                f"device {device.index} has no {what}, which {target.visible_env} takes",
+                host=host,
+                hint=f"run hetrun probe again where the tool of {device.vendor} tells the {what}, "
+                "or take the host out of the inventory",
+            )
+    return targets
 
 
 def _target(name: str) -> TorchTarget:
     vendor = get_vendor(name)
-    by_uuid = vendor.visible_devices_id == "uuid"
     return TorchTarget(
         torch_device=vendor.torch_device,
         torch_plugin=vendor.torch_plugin,
         visible_env=vendor.visible_devices_env,
-        visible_by="uuid" if by_uuid else "index",
+        visible_by=vendor.visible_devices_id,
+        env=dict(vendor.extra_env),
     )

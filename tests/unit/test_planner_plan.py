@@ -265,8 +265,10 @@ def test_real_devices_carry_their_torch_names(visible_by: str, ids: list[str]) -
         torch_plugin="torch_x",
         visible_env="X_VISIBLE",
         visible_by=visible_by,
+        env={"X_ORDER": "bus"},
     )
     result = REAL.plan({"fast": target})
+    assert all(rank.env == {"X_ORDER": "bus"} for rank in result.split.ranks)
     assert not result.emulated
     assert [rank.visible_id for rank in result.split.ranks] == ids
     assert {(r.torch_device, r.torch_plugin, r.visible_env) for r in result.split.ranks} == {
@@ -295,7 +297,7 @@ def test_torch_names_come_from_the_vendor_files() -> None:
 
 
 def test_unknown_way_to_select_devices_is_our_bug() -> None:
-    with pytest.raises(ValueError, match="need index or uuid"):
+    with pytest.raises(ValueError, match="need one of"):
         TorchTarget(torch_device="xpu", visible_by="colour")
 
 
