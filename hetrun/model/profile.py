@@ -1,11 +1,12 @@
-"""How fast each device model and each link is on one recipe. Measuring is left to `hetrun/profile.py`."""
+"""How fast each device model and each link is on one recipe. Measuring is left to `hetrun/profile/`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from hetrun.model.base import SCHEMA_VERSION, Noun, Quantity, Source, need
-from hetrun.model.inventory import Link
+from hetrun.model.inventory import Link, LinkKind
 from hetrun.model.recipe import ModelSpec
 
 
@@ -13,7 +14,10 @@ from hetrun.model.recipe import ModelSpec
 class RowTiming(Noun):
     """Seconds of one microbatch of `rows` rows: ONE layer, the embedding, the head with its loss.
 
-    `tp` devices share the work, their collectives included; with `recompute` the backward runs the forward again.
+    With `tp` above 1 these are the seconds of ONE of the tp devices, compute alone: it holds heads / tp,
+    key/value heads / tp and ffn / tp of the layer, and norms, embedding and head whole. The collectives are NOT
+    inside: 2 all-reduces in a layer's forward and 2 in its backward, each of rows x seq_len x hidden_size
+    elements, are for the link model. With `recompute` the backward runs the layer's forward again.
     """
 
     rows: int
@@ -27,7 +31,7 @@ class RowTiming(Noun):
     recompute: bool = False
     spread: float = 0.0  # (slowest - fastest) / median of the repeats
     layer_peak_bytes: int | None = (
-        None  # above what was there before, forward and backward of one layer
+        None  # activations and temporaries of one layer's forward and backward, above what was there before
     )
 
     def __post_init__(self) -> None:
@@ -62,6 +66,7 @@ class DeviceProfile(Noun):
     optimizer_s_per_parameter: float
     matmul_flops_per_s: Quantity
     copy_bytes_per_s: Quantity
+    warnings: tuple[str, ...] = ()  # repeats that drift or have two speeds, devices slower than their equals
 
     def __post_init__(self) -> None:
         keys = [(timing.tp, timing.recompute, timing.rows) for timing in self.timings]
@@ -75,6 +80,44 @@ class DeviceProfile(Noun):
         return tuple(t for t in self.timings if (t.tp, t.recompute) == (tp, recompute))
 
 
+class CurveKind(str, Enum):
+    """What the seconds of a curve are of."""
+
+    P2P = "p2p"  # one message, one way
+    ALL_REDUCE = "all_reduce"  # both ends, each with so many bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint(Noun):
+    """Median seconds for messages of one size."""
+
+    num_bytes: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        need(self.num_bytes >= 1, f"curve: {self.num_bytes} bytes, need at least 1")
+        need(
+            self.seconds > 0, f"curve at {self.num_bytes} bytes: {self.seconds} s, need more than 0"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCurve(Noun):
+    """Seconds over message sizes between two hosts, and the fit: seconds = latency_s + bytes / bytes_per_s."""
+
+    link: LinkKind
+    a: str  # vendors, as in the Link that the fit became
+    b: str
+    hosts: tuple[str, ...]  # the two ends, or one host that talked to itself
+    addresses: tuple[str, ...]
+    kind: CurveKind
+    source: Source
+    points: tuple[CurvePoint, ...]  # ascending num_bytes
+    latency_s: float
+    bytes_per_s: float
+    why: str = ""  # how it was measured or derived
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(Noun):
     """profile.json: the answer of `hetrun profile`."""
@@ -86,3 +129,6 @@ class Profile(Noun):
     seq_len: int
     devices: tuple[DeviceProfile, ...]
     links: tuple[Link, ...]
+    curves: tuple[LinkCurve, ...] = ()  # of the links that were measured
+    quick: bool = False  # fewer repeats and sizes
+    warnings: tuple[str, ...] = ()  # pairs of hosts that differ from the others of their link
