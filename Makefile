@@ -43,11 +43,12 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q --cov --cov-fail-under=0 --cov-report=
+	$(BIN)/pytest -q -n auto --cov --cov-fail-under=0 --cov-report=
 	$(BIN)/coverage report --include='hetrun/planner/*,hetrun/schedule/*,hetrun/vendors/*,hetrun/model/*,hetrun/efficiency.py' --fail-under=95
 
 test: setup
-	$(BIN)/pytest -q -m 'not gpu and not bench'
+	$(BIN)/pytest -q -n auto -m 'not ssh and not dist and not gpu and not bench'
+	$(BIN)/pytest -q -m '(ssh or dist) and not gpu and not bench'
 
 test-ssh: setup
 	$(BIN)/pytest -q -m ssh
