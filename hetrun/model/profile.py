@@ -66,7 +66,7 @@ class DeviceProfile(Noun):
     optimizer_s_per_parameter: float
     matmul_flops_per_s: Quantity
     copy_bytes_per_s: Quantity
-    warnings: tuple[str, ...] = ()  # repeats that drift or have two speeds, devices slower than their equals
+    warnings: tuple[str, ...] = ()  # uneven repeats, devices slower than their equals
 
     def __post_init__(self) -> None:
         keys = [(timing.tp, timing.recompute, timing.rows) for timing in self.timings]

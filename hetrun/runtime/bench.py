@@ -2,7 +2,8 @@
 
 Reads JOBDIR/bench.json, writes JOBDIR/out/bench.json. Emulated chips yield their declared figures without torch;
 each real device is measured by `measure.py` in a process of its own (`... JOBDIR INDEX`), since the variable that
-selects a device must be set before torch is imported.
+selects a device must be set before torch is imported. `checks` are further devices of a kind that is measured
+somewhere: one product and one layer show whether they are as fast as their equals.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +43,26 @@ class BenchDevice:
     visible_id: str | None = None
     num_threads: int = 1
     emulated: EmulatedChip | None = None
+    index: int = 0  # in the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """bench.json: the model's shape, the microbatch sizes, the devices."""
+    """bench.json: the model's shape, the microbatch sizes, how layers may be shared and stored, the devices."""
 
     model: ModelSpec
     seq_len: int
     rows: tuple[int, ...]
     dtype: Dtype
     devices: tuple[BenchDevice, ...]
+    checks: tuple[BenchDevice, ...] = ()
+    tp: tuple[int, ...] = (1,)
+    recompute: bool = False  # also time layers that run their forward again
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        if any(device.emulated for device in self.checks):
+            raise ValueError("checks of emulated chips: they are as fast as they declare")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +76,18 @@ class BenchResult:
     optimizer_s_per_parameter: float
     matmul_flops_per_s: Quantity
     copy_bytes_per_s: Quantity
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What equal devices are compared by: one layer forward and backward, one large product."""
+
+    vendor: str
+    model: str
+    index: int
+    layer_s: float
+    matmul_flops_per_s: float
 
 
 def main() -> int:
@@ -98,17 +121,23 @@ def read_request(job_dir: Path) -> BenchRequest:
 
 
 def modelled(request: BenchRequest, device: BenchDevice, chip: EmulatedChip) -> BenchResult:
-    """Figures of an emulated chip: FLOPs of the model's parts over its declared speed; a backward is two forwards."""
+    """Figures of an emulated chip: FLOPs of the model's parts over its declared speed.
+
+    A backward is two forwards, and one more where the forward is run again; tp chips share the FLOPs of a layer
+    evenly, and what they tell each other is left to the link model.
+    """
     speed = chip.flops_per_s
     timings = []
-    for rows in request.rows:
-        layer_s = layer_forward_flops(request.model, rows, request.seq_len) / speed
+    for tp, recompute, rows in _cases(request):
+        layer_s = layer_forward_flops(request.model, rows, request.seq_len) / tp / speed
         head_s = head_forward_flops(request.model, rows, request.seq_len) / speed
         timings.append(
             RowTiming(
                 rows=rows,
+                tp=tp,
+                recompute=recompute,
                 layer_forward_s=layer_s,
-                layer_backward_s=2 * layer_s,
+                layer_backward_s=(3 if recompute else 2) * layer_s,
                 embedding_forward_s=0.0,  # looks rows up, computes nothing
                 embedding_backward_s=0.0,
                 head_forward_s=head_s,
@@ -128,20 +157,28 @@ def modelled(request: BenchRequest, device: BenchDevice, chip: EmulatedChip) -> 
     )
 
 
+def _cases(request: BenchRequest) -> list[tuple[int, bool, int]]:
+    """(tp, recompute, rows), ascending."""
+    choices = (False, True)[: 1 + request.recompute]
+    return sorted(product(request.tp, choices, request.rows))
+
+
 def _bench_all(job_dir: Path) -> None:
     request = read_request(job_dir)
     results: list[dict[str, Any]] = []
+    checks: list[dict[str, Any]] = []
     torch_version = None
-    for index, device in enumerate(request.devices):
+    for number, device in enumerate((*request.devices, *request.checks)):
+        into = results if number < len(request.devices) else checks
         if device.emulated is not None:
-            results.append(asdict(modelled(request, device, device.emulated)))
+            into.append(asdict(modelled(request, device, device.emulated)))
             continue
-        answer = _in_own_process(job_dir, index, device)
+        answer = _in_own_process(job_dir, number, device)
         torch_version = answer["torch_version"]
-        results.append(answer["device"])
+        into.append(answer["device"])
     out = job_dir / "out"
     out.mkdir(exist_ok=True)
-    answer = {"devices": results, "torch_version": torch_version}
+    answer = {"devices": results, "checks": checks, "torch_version": torch_version}
     (out / "bench.json").write_text(json.dumps(answer, allow_nan=False))
 
 
@@ -161,14 +198,15 @@ def _in_own_process(job_dir: Path, index: int, device: BenchDevice) -> Any:
 
 def _bench_one(job_dir: Path, index: int) -> None:
     request = read_request(job_dir)
-    device = request.devices[index]
+    device = (*request.devices, *request.checks)[index]
     if device.visible_env is not None and device.visible_id is not None:
         os.environ[device.visible_env] = device.visible_id
 
     from hetrun.runtime import measure  # torch comes only now, with the environment complete
 
+    action = measure.measured if index < len(request.devices) else measure.checked
     answer = {
-        "device": asdict(measure.measured(request, device)),
+        "device": asdict(action(request, device)),
         "torch_version": measure.torch_version(),
     }
     _device_path(job_dir, index).write_text(json.dumps(answer, allow_nan=False))

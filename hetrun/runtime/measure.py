@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from hetrun.errors import JobError
 from hetrun.model import ModelSpec, Quantity, RowTiming, Source, StagePlan
-from hetrun.runtime.bench import BenchDevice, BenchRequest, BenchResult
+from hetrun.runtime.bench import BenchDevice, BenchRequest, BenchResult, CheckResult
 from hetrun.runtime.device import TORCH_DTYPE, open_device, synchronize
+from hetrun.runtime.measure_shard import LayerShare
 from hetrun.runtime.network import Stage, summed_loss
+from hetrun.runtime.steadiness import finding
 
 WARM_UP = 3
 MIN_REPEATS = 5
 MAX_REPEATS = 30
 BUDGET_S = 1.5  # of repeats for one figure, once there are MIN_REPEATS
+MIN_QUICK_REPEATS = 3
+MAX_QUICK_REPEATS = 8
+QUICK_BUDGET_S = 0.2
 _MATMUL_SIZE = {"cpu": 1024}
 _MATMUL_SIZE_OF_ACCELERATORS = 8192
 _COPY_BYTES = {"cpu": 64 << 20}
@@ -30,29 +37,55 @@ Timed = Callable[[], tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Medians of the parts of a repeated action, and (slowest - fastest) / median of their sum."""
+    """Medians of the parts of a repeated action, (slowest - fastest) / median of their sum, and all sums."""
 
     medians_s: tuple[float, ...]
     spread: float
+    sums_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bench:
-    """A device and what to measure on it."""
+    """A device and what to measure on it; `findings` tells which repeats were not alike."""
 
     request: BenchRequest
     device: torch.device
+    findings: list[str] = field(default_factory=list)
+
+    def timings(self, rows: int) -> Iterator[RowTiming]:
+        """One layer at each tp, stored and recomputed; embedding and head whole, so measured once for all."""
+        plain = self.timing(rows)
+        for tp in self.request.tp:
+            for recompute in (False, True)[: 1 + self.request.recompute]:
+                if (tp, recompute) == (1, False):
+                    yield plain
+                    continue
+                layer, peak_bytes = self._layer(rows, tp=tp, recompute=recompute)
+                yield replace(
+                    plain,
+                    tp=tp,
+                    recompute=recompute,
+                    layer_forward_s=layer.medians_s[0],
+                    layer_backward_s=layer.medians_s[1],
+                    spread=layer.spread,
+                    layer_peak_bytes=peak_bytes,
+                )
 
     def timing(self, rows: int) -> RowTiming:
         """One layer, the embedding, and the head with its loss, each forward and backward."""
         model = self.request.model
         tokens_BT = torch.randint(model.vocab_size, (rows, self.request.seq_len))
         tokens_BT = tokens_BT.to(self.device)
-        hidden_BTH = torch.randn(rows, self.request.seq_len, model.hidden_size)
-        hidden_BTH = hidden_BTH.to(self.device, TORCH_DTYPE[self.request.dtype])
-        layer = self._forward_backward(self.stage(num_layers=1), hidden_BTH, None)
-        embedding = self._forward_backward(self.stage(has_embedding=True), tokens_BT, None)
-        head = self._forward_backward(self.stage(has_head=True), hidden_BTH, tokens_BT)
+        hidden_BTH = self._hidden(rows)
+        layer, peak_bytes = self._layer(rows)
+        embedding = self._repeat(
+            f"embedding of {rows} rows",
+            self._forward_backward(self.stage(has_embedding=True), tokens_BT, None),
+        )
+        head = self._repeat(
+            f"head of {rows} rows",
+            self._forward_backward(self.stage(has_head=True), hidden_BTH, tokens_BT),
+        )
         return RowTiming(
             rows=rows,
             layer_forward_s=layer.medians_s[0],
@@ -62,7 +95,13 @@ class Bench:
             head_forward_s=head.medians_s[0],
             head_backward_s=head.medians_s[1],
             spread=layer.spread,
+            layer_peak_bytes=peak_bytes,
         )
+
+    def layer_s(self, rows: int) -> float:
+        """Seconds of one layer, forward and backward: what equal devices are compared by."""
+        layer, _ = self._layer(rows)
+        return sum(layer.medians_s)
 
     def optimizer_s_per_parameter(self) -> float:
         """AdamW on one layer."""
@@ -71,7 +110,7 @@ class Bench:
             parameter.grad = torch.ones_like(parameter)
         optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6)
         num_parameters = sum(parameter.numel() for parameter in stage.parameters())
-        return self._seconds(optimizer.step) / num_parameters
+        return self._seconds("optimizer", optimizer.step) / num_parameters
 
     def matmul_flops_per_s(self) -> float:
         """Best this device does on a large square product."""
@@ -79,19 +118,25 @@ class Bench:
         dtype = TORCH_DTYPE[self.request.dtype]
         matrix = torch.randn(size, size).to(self.device, dtype)
         out = torch.empty_like(matrix)
-        return 2.0 * size**3 / self._seconds(lambda: torch.matmul(matrix, matrix, out=out))
+        seconds = self._seconds("matmul", lambda: torch.matmul(matrix, matrix, out=out))
+        return 2.0 * size**3 / seconds
 
     def copy_bytes_per_s(self) -> float:
         """Bytes read and written per second by a copy inside the device's memory."""
         size = _COPY_BYTES.get(self.device.type, _COPY_BYTES_OF_ACCELERATORS)
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
-        return 2.0 * size / self._seconds(lambda: target.copy_(source))
+        return 2.0 * size / self._seconds("copy", lambda: target.copy_(source))
 
     def stage(
-        self, *, num_layers: int = 0, has_embedding: bool = False, has_head: bool = False
+        self,
+        *,
+        num_layers: int = 0,
+        has_embedding: bool = False,
+        has_head: bool = False,
+        tp: int = 1,
     ) -> Stage:
-        """A part of the model, as the worker builds it."""
+        """A part of the model, as the worker builds it; with `tp`, one device's share of its layers."""
         part = StagePlan(
             ranks=(0,),
             first_layer=0,
@@ -107,18 +152,55 @@ class Bench:
             memory_limit_bytes=None,
         )
         model: ModelSpec = self.request.model
-        return Stage(model, part, seq_len=self.request.seq_len).initialise(
-            seed=0, device=self.device, dtype=TORCH_DTYPE[self.request.dtype]
-        )
+        stage = Stage(model, part, seq_len=self.request.seq_len)
+        if tp > 1:
+            for name in list(stage.layer):
+                with torch.device("meta"):
+                    stage.layer[name] = LayerShare(model, tp)
+        return stage.initialise(seed=0, device=self.device, dtype=TORCH_DTYPE[self.request.dtype])
 
-    def _forward_backward(self, stage: Stage, x: Tensor, targets_BT: Tensor | None) -> Repeats:
+    def _hidden(self, rows: int) -> Tensor:
+        hidden_BTH = torch.randn(rows, self.request.seq_len, self.request.model.hidden_size)
+        return hidden_BTH.to(self.device, TORCH_DTYPE[self.request.dtype])
+
+    def _layer(
+        self, rows: int, *, tp: int = 1, recompute: bool = False
+    ) -> tuple[Repeats, int | None]:
+        """Time one layer, then look at the memory of one more turn."""
+        once = self._forward_backward(
+            self.stage(num_layers=1, tp=tp), self._hidden(rows), None, recompute=recompute
+        )
+        more = f", tp {tp}" * (tp > 1) + ", recomputed" * recompute
+        layer = self._repeat(f"layer of {rows} rows{more}", once)
+        return layer, self._peak_bytes(once)
+
+    def _peak_bytes(self, once: Timed) -> int | None:
+        """Most bytes that one more turn takes above what is there; None where torch does not count them.
+
+        Weights and their gradients are there by then, so what is seen are activations and temporaries.
+        """
+        backend = getattr(torch, self.device.type, None)
+        wanted = ("reset_peak_memory_stats", "max_memory_allocated", "memory_allocated")
+        if self.device.type == "cpu" or not all(hasattr(backend, name) for name in wanted):
+            return None
+        backend.reset_peak_memory_stats(self.device)  # type: ignore[union-attr]
+        before = backend.memory_allocated(self.device)  # type: ignore[union-attr]
+        once()
+        return int(backend.max_memory_allocated(self.device) - before)  # type: ignore[union-attr]
+
+    def _forward_backward(
+        self, stage: Stage, x: Tensor, targets_BT: Tensor | None, *, recompute: bool = False
+    ) -> Timed:
         x = x.detach().requires_grad_(x.is_floating_point())
         gradient: Tensor | None = None
 
         def once() -> tuple[float, float]:
             nonlocal gradient
             start_s = self._now_s()
-            y = stage(x)
+            if recompute:
+                y = checkpoint(stage, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                y = stage(x)
             if targets_BT is not None:
                 y = summed_loss(y, targets_BT, torch.ones_like(targets_BT))
             middle_s = self._now_s()
@@ -127,15 +209,22 @@ class Bench:
             y.backward(gradient)
             return middle_s - start_s, self._now_s() - middle_s
 
-        return repeat(once)
+        return once
 
-    def _seconds(self, action: Callable[[], object]) -> float:
+    def _seconds(self, what: str, action: Callable[[], object]) -> float:
         def once() -> tuple[float]:
             start_s = self._now_s()
             action()
             return (self._now_s() - start_s,)
 
-        return repeat(once).medians_s[0]
+        return self._repeat(what, once).medians_s[0]
+
+    def _repeat(self, what: str, once: Timed) -> Repeats:
+        repeats = repeat(once, quick=self.request.quick)
+        found = finding(what, repeats.sums_s)
+        if found:
+            self.findings.append(found)
+        return repeats
 
     def _now_s(self) -> float:
         synchronize(self.device)
@@ -147,31 +236,63 @@ def measured(request: BenchRequest, device: BenchDevice) -> BenchResult:
 
     Raises:
         PreflightError: torch does not see the device.
+        ConfigError: the layer cannot be shared as the request wants.
         JobError: a part of the model does not fit on it.
     """
-    torch.set_num_threads(device.num_threads)
-    bench = Bench(request, open_device(device.torch_device, device.torch_plugin))
-    timings = []
+    bench = _open(request, device)
+    timings: list[RowTiming] = []
     for rows in request.rows:
-        try:
-            timings.append(bench.timing(rows))
-        except RuntimeError as error:
-            if "OutOfMemory" not in type(error).__name__:
-                raise
-            raise JobError(
-                f"{device.vendor} {device.model}: one layer of {rows} rows x {request.seq_len} tokens"
-                " does not fit in its memory",
-                hint="lower microbatch_rows or seq_len in the recipe",
-            ) from error
+        with _told_if_too_large(request, device, rows):
+            timings += bench.timings(rows)
     return BenchResult(
         vendor=device.vendor,
         model=device.model,
         source=Source.MEASURED,
-        timings=tuple(timings),
+        timings=tuple(sorted(timings, key=lambda item: (item.tp, item.recompute, item.rows))),
         optimizer_s_per_parameter=bench.optimizer_s_per_parameter(),
         matmul_flops_per_s=Quantity(value=bench.matmul_flops_per_s(), source=Source.MEASURED),
         copy_bytes_per_s=Quantity(value=bench.copy_bytes_per_s(), source=Source.MEASURED),
+        warnings=tuple(bench.findings),
     )
+
+
+def checked(request: BenchRequest, device: BenchDevice) -> CheckResult:
+    """One product and one layer of the fewest rows: enough to see a device that is slower than its equals.
+
+    Raises:
+        PreflightError: torch does not see the device.
+        JobError: one layer does not fit on it.
+    """
+    bench = _open(request, device)
+    rows = min(request.rows)
+    with _told_if_too_large(request, device, rows):
+        layer_s = bench.layer_s(rows)
+    return CheckResult(
+        vendor=device.vendor,
+        model=device.model,
+        index=device.index,
+        layer_s=layer_s,
+        matmul_flops_per_s=bench.matmul_flops_per_s(),
+    )
+
+
+def _open(request: BenchRequest, device: BenchDevice) -> Bench:
+    torch.set_num_threads(device.num_threads)
+    return Bench(request, open_device(device.torch_device, device.torch_plugin))
+
+
+@contextmanager
+def _told_if_too_large(request: BenchRequest, device: BenchDevice, rows: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "OutOfMemory" not in type(error).__name__:
+            raise
+        raise JobError(
+            f"{device.vendor} {device.model}: one layer of {rows} rows x {request.seq_len} tokens"
+            " does not fit in its memory",
+            hint="lower microbatch_rows or seq_len in the recipe",
+        ) from error
 
 
 def torch_version() -> str:
@@ -179,17 +300,23 @@ def torch_version() -> str:
     return str(torch.__version__)
 
 
-def repeat(once: Timed) -> Repeats:
-    """Run an action until its median is steady: a few unmeasured times, then 5 to 30 times."""
+def repeat(once: Timed, *, quick: bool = False) -> Repeats:
+    """Run an action until its median is steady: a few unmeasured times, then 5 to 30 times (3 to 8 if `quick`)."""
     for _ in range(WARM_UP):
         once()
+    least, most, budget_s = (
+        (MIN_QUICK_REPEATS, MAX_QUICK_REPEATS, QUICK_BUDGET_S)
+        if quick
+        else (MIN_REPEATS, MAX_REPEATS, BUDGET_S)
+    )
     repeats: list[tuple[float, ...]] = []
     spent_s = 0.0
-    while len(repeats) < MIN_REPEATS or (len(repeats) < MAX_REPEATS and spent_s < BUDGET_S):
+    while len(repeats) < least or (len(repeats) < most and spent_s < budget_s):
         repeats.append(once())
         spent_s += sum(repeats[-1])
     sums = [sum(parts) for parts in repeats]
     return Repeats(
         medians_s=tuple(statistics.median(part) for part in zip(*repeats, strict=True)),
         spread=(max(sums) - min(sums)) / statistics.median(sums),
+        sums_s=tuple(sums),
     )

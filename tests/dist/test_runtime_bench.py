@@ -55,6 +55,22 @@ def test_real_and_emulated_devices_answer_in_the_order_asked(tmp_path: Path) -> 
     assert answer["torch_version"]
 
 
+def test_checks_answer_beside_the_devices(tmp_path: Path) -> None:
+    request = {
+        "model": MODEL, "seq_len": 8, "rows": [1], "dtype": "fp32", "quick": True,
+        "devices": [_device("r1", emulated=CHIP)], "checks": [_device("real", index=3)],
+    }  # fmt: skip
+    (tmp_path / "bench.json").write_text(json.dumps(request))
+    with running([sys.executable, "-m", "hetrun.runtime.bench", str(tmp_path)], {}) as process:
+        ended = wait(process)
+    assert ended.code == 0, ended.output
+    answer = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert [device["model"] for device in answer["devices"]] == ["r1"]
+    (check,) = answer["checks"]
+    assert (check["model"], check["index"]) == ("real", 3)
+    assert check["layer_s"] > 0
+
+
 def test_variable_that_selects_the_device_is_set_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import os; raise SystemExit('device ' + os.environ['RED_VISIBLE_DEVICES'])"
