@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from hetrun.arch.hf import BadConfigError, from_config, learned_positions
+from hetrun.errors import ConfigError
 from hetrun.model import Recipe
-from hetrun.strictyaml import BadKeysError, config_error, read_yaml, to_noun
+from hetrun.strictyaml import BadKeysError, config_error, read_text, read_yaml, to_noun
 
-_HINT = "recipes/tiny-llama.yaml shows the keys"
+_HINT = "recipes/tiny-llama.yaml shows the keys, docs/recipes.md explains them"
 NUM_BYTE_TOKENS = 256  # text is cut into bytes, whatever its kind
+_MAX_CONFIG_BYTES = 4 << 20
 
 
 def load_recipe(path: Path) -> Recipe:
     """Return what a recipe file says; its name is the file's unless it says another.
 
+    `model` is a mapping, or the path of a Hugging Face config.json relative to the recipe's folder.
+
     Raises:
-        ConfigError: the file is missing or wrong; lists every wrong key with its path.
+        ConfigError: the file, or the config that it names, is missing or wrong; lists every wrong key with its path.
     """
     content = read_yaml(path, hint=_HINT)
     if content.get("name") is None:
         content["name"] = path.stem
+    positions = None
+    if isinstance(content.get("model"), str):
+        config_path = path.parent / Path(content["model"]).expanduser()
+        content["model"], positions = _read_config(config_path)
+    elif isinstance(content.get("model"), dict):
+        _refuse_counts(path, content["model"])
     try:
         recipe = to_noun(Recipe, content)
     except BadKeysError as error:
@@ -27,4 +42,31 @@ def load_recipe(path: Path) -> Recipe:
     if recipe.model.vocab_size < NUM_BYTE_TOKENS:
         what = f"{recipe.model.vocab_size}, need at least {NUM_BYTE_TOKENS} for byte tokens"
         raise config_error(path, [(("model", "vocab_size"), what)], hint=_HINT)
+    if positions is not None and recipe.data.seq_len > positions:
+        what = f"{recipe.data.seq_len}, the model's config has {positions} positions"
+        raise config_error(path, [(("data", "seq_len"), what)], hint=_HINT)
     return recipe
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], int | None]:
+    """Return the model that a config.json describes, as a mapping, and how many positions it learns (None: any)."""
+    hint = "model: takes a mapping of sizes, or the path of a Hugging Face config.json"
+    text = read_text(path, max_bytes=_MAX_CONFIG_BYTES, hint=hint)
+    try:
+        keys = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}", hint=hint) from error
+    if not isinstance(keys, Mapping):
+        raise ConfigError(f"{path}: holds no JSON object", hint=hint)
+    try:
+        return asdict(from_config(keys)), learned_positions(keys)
+    except BadConfigError as error:
+        raise ConfigError(f"{path}: {error}", hint="docs/recipes.md lists the families") from error
+
+
+def _refuse_counts(path: Path, model: dict[str, Any]) -> None:
+    """Counts come from a config, never from a hand: a wrong one would plan a model that nobody has."""
+    wrong = [key for key in ("counts", "family") if key in model]
+    if wrong:
+        what = "is counted from a config.json: write model: PATH instead"
+        raise config_error(path, [(("model", key), what) for key in wrong], hint=_HINT)

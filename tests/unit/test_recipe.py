@@ -1,11 +1,14 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hetrun import arch, store
 from hetrun.errors import ConfigError
-from hetrun.model import DataKind, Dtype
+from hetrun.model import DataKind, Dtype, ModelSpec
 from hetrun.recipe import load_recipe
+from hetrun.runtime.job import decode
 
 MODEL = "model: {num_layers: 2, hidden_size: 16, num_heads: 2, ffn_size: 32, vocab_size: 257}\n"
 DATA = "data: {seq_len: 8}\n"
@@ -77,3 +80,83 @@ def test_missing_recipe_has_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file") as caught:
         load_recipe(tmp_path / "none.yaml")
     assert "tiny-llama" in (caught.value.hint or "")
+
+
+CONFIG = {
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 300,
+}
+
+
+def write_config(folder: Path, **changes: object) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+
+
+def test_model_may_be_a_config_beside_the_recipe(write: Write, tmp_path: Path) -> None:
+    write_config(tmp_path)
+    model = load_recipe(write("model: config.json\n" + DATA + TRAIN)).model
+    assert (model.family, model.num_layers, model.hidden_size) == ("gpt2", 3, 32)
+    assert arch.total_parameters(model) == (300 + 16) * 32 + 3 * (12 * 32 * 32 + 13 * 32) + 2 * 32
+
+
+def test_llama_config_is_the_model_that_its_sizes_say(write: Write, tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 257,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "config.json").write_text(json.dumps(config))
+    by_config = load_recipe(write("model: sub/config.json\n" + DATA + TRAIN)).model
+    by_sizes = load_recipe(
+        write(MODEL.replace("vocab", "num_kv_heads: 2, vocab") + DATA + TRAIN)
+    ).model
+    assert by_config == by_sizes
+
+
+def test_counted_model_survives_a_file_and_the_workers_reader(write: Write, tmp_path: Path) -> None:
+    write_config(tmp_path)
+    model = load_recipe(write("model: config.json\n" + DATA + TRAIN)).model
+    store.save(model, tmp_path / "model.json")
+    assert store.load(ModelSpec, tmp_path / "model.json") == model
+    text = (tmp_path / "model.json").read_text()
+    assert decode(ModelSpec, json.loads(text), where="model") == model
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "config.json: no such file"),
+        ("{", "config.json: not JSON"),
+        ("[]", "config.json: holds no JSON object"),
+        (json.dumps({**CONFIG, "model_type": "gpt3"}), "nearest is gpt2"),
+        (json.dumps({**CONFIG, "n_embd": None}), "config.json: n_embd: is missing"),
+    ],
+)
+def test_wrong_config_is_named(
+    write: Write, tmp_path: Path, content: str | None, says: str
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        load_recipe(write("model: config.json\n" + DATA + TRAIN))
+
+
+def test_rows_longer_than_learned_positions_are_refused(write: Write, tmp_path: Path) -> None:
+    write_config(tmp_path)
+    long = DATA.replace("8", "17")
+    with pytest.raises(ConfigError, match=r"data\.seq_len: 17, the model's config has 16"):
+        load_recipe(write("model: config.json\n" + long + TRAIN))
+
+
+def test_counts_by_hand_are_refused(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"model\.family: is counted from a config"):
+        load_recipe(write(MODEL.replace("}", ", family: gpt2}") + DATA + TRAIN))
