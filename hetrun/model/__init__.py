@@ -14,9 +14,11 @@ from hetrun.model.base import (
 )
 from hetrun.model.facts import (
     Device,
+    DeviceLink,
     Facts,
     HostFacts,
     Nic,
+    RdmaNic,
 )
 from hetrun.model.inventory import (
     Connection,
@@ -90,6 +92,7 @@ __all__ = [
     "DataKind",
     "DataSpec",
     "Device",
+    "DeviceLink",
     "DeviceProfile",
     "Dtype",
     "Efficiency",
@@ -121,6 +124,7 @@ __all__ = [
     "RankPlan",
     "RankTrace",
     "RankUse",
+    "RdmaNic",
     "Recipe",
     "ReplicaPlan",
     "RowTiming",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetrun.model.base import SCHEMA_VERSION, Noun, Quantity
 from hetrun.model.inventory import EmulatedChip, HostSpec, Link
@@ -24,6 +24,8 @@ class Device(Noun):
     bus_id: str | None = None
     uuid: str | None = None
     visible_id: str | None = None
+    sdk: str | None = None  # toolkit that its tool names, such as "cuda_version 12.4"
+    numa_node: int | None = None
     emulated: EmulatedChip | None = None
     num_threads: int = 1  # of the host's processor, for the rank that drives it
 
@@ -37,6 +39,31 @@ class Nic(Noun):
     speed_mbps: int | None = None
     mtu: int | None = None
     up: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaNic(Noun):
+    """One port of an RDMA device. `gid_index` is the RoCE v2 address to use on it, None where it has none."""
+
+    device: str  # such as mlx5_0
+    port: int
+    link_layer: str | None = None  # "InfiniBand" or "Ethernet", as the kernel says
+    active: bool = False
+    rate_gbps: float | None = None  # Gbit/s, as the kernel says
+    nic: str | None = None  # network interface on the same function
+    bus_id: str | None = None
+    numa_node: int | None = None
+    gid_index: int | None = None
+    addr: str | None = None  # of that gid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLink(Noun):
+    """What joins two devices of a host, in the word of the vendor's tool (NV18, PIX, SYS, ...)."""
+
+    a: int  # `Device.index`
+    b: int
+    kind: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +83,15 @@ class HostFacts(Noun):
     python_version: str | None = None
     torch_version: str | None = None
     torch_error: str | None = None
+    plugin_errors: dict[str, str] = field(default_factory=dict)  # torch plug-in -> why it does not load
+    plugins: tuple[str, ...] = ()  # torch plug-ins that were imported
+    hostname: str | None = None
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # own names -> addresses there
+    max_open_files: int | None = None  # soft limit of a process, -1 = none
+    max_locked_bytes: int | None = None  # the same for pinned memory
+    rdma: tuple[RdmaNic, ...] = ()
+    peer_memory: tuple[str, ...] = ()  # loaded modules through which a NIC reaches device memory
+    device_links: tuple[DeviceLink, ...] = ()  # those that a tool told
     nics: tuple[Nic, ...] = ()
     devices: tuple[Device, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -110,6 +110,7 @@ class HostSpec(Noun):
     known_hosts: str | None = None  # file on the controller, beside the user's and the system's
     jump: tuple[SshHop, ...] = ()
     python: str = "python3"  # interpreter with the vendor's torch
+    become: bool = False  # may run `sudo -n` for vendor tools that need root, and for nothing else
     activate: str | None = None  # script sourced before python, such as a vendor's set_env.sh
     work_dir: str | None = None  # for bundles and runs; the user's cache directory when None
     data_addr: str | None = None  # address for training traffic; `addr` when None

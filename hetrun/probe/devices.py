@@ -5,20 +5,19 @@ The PCI bus is the anchor: a device that it shows and no tool offers is a warnin
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from hetrun.model import Device, HostSpec, Quantity, Source
 from hetrun.probe.answer import Answer, last_line, plain
+from hetrun.probe.doubts import bus_warnings, node_warnings, pci_functions, tool_warnings
+from hetrun.probe.links import numa_nodes
 from hetrun.probe.script import CPU, tool_sections
+from hetrun.probe.system import find_sdks
 from hetrun.vendors import FoundDevice, ToolAnswer, ToolError, Vendor, read_tool
 
 MAX_DEVICES = 512
-MAX_NAMED = 8
 UNKNOWN_MODEL = "unknown"
-_PCI_LINE = re.compile(r"([0-9a-f:.]{4,20}) 0x([0-9a-f]{4}) 0x([0-9a-f]{4}) 0x([0-9a-f]{6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +67,7 @@ def accelerators(
 ) -> Found:
     """Return the accelerators of a host, in the order of vendors' names and their tools' numbers."""
     bus = _on_bus(answer, vendors)
+    sdks, nodes = find_sdks(answer), numa_nodes(answer)
     owner = {bus_id: name for name, functions in bus.items() for bus_id in functions}
     devices: list[Device] = []
     warnings: list[str] = []
@@ -75,10 +75,11 @@ def accelerators(
         if name == CPU or not vendor.probe_commands:
             continue
         functions = bus.get(name, {})
-        best, words = _best(spec, answer, vendor)
+        best, words, told = _best(spec, answer, vendor)
+        sdk = " ".join(filter(None, (told, sdks.get(name)))) or None
         # A look-alike tool may list another vendor's devices: the bus knows whose they are.
         found = [item for item in best.devices if owner.get(item.bus_id or "", name) == name]
-        whole = [item for item in found if not item.partitions]
+        whole = [item for item in found if not (item.partitions or item.sliced)]
         unified_bytes = memory_bytes if best.memory_fallback else None
         devices += [
             _device(
@@ -86,15 +87,21 @@ def accelerators(
                 vendor,
                 device_id=functions.get(item.bus_id or ""),
                 unified_bytes=unified_bytes,
+                sdk=sdk,
+                numa_node=nodes.get(item.bus_id or ""),
             )
             for item in whole
         ]
-        warnings += _tool_warnings(vendor, best, words, functions=functions, found=found)
+        is_only_clue = not bus and not devices
+        warnings += tool_warnings(
+            vendor, best, words, functions=functions, found=found, is_only_clue=is_only_clue
+        )
         if len(whole) < len(found):
             what = f"{len(found) - len(whole)} of {len(found)} devices are split into partitions"
             warnings.append(f"{vendor.title}: {what} and not offered; switch partitioning off")
         if functions or found:
-            warnings += _node_warnings(vendor, answer)
+            warnings += bus_warnings(vendor, answer, found)
+            warnings += node_warnings(vendor, answer, found)
     if len(devices) > MAX_DEVICES:
         warnings.append(f"{len(devices)} devices; only the first {MAX_DEVICES} are offered")
     numbered = [replace(device, index=index) for index, device in enumerate(devices[:MAX_DEVICES])]
@@ -105,11 +112,7 @@ def accelerators(
 def _on_bus(answer: Answer, vendors: Mapping[str, Vendor]) -> dict[str, dict[str, str]]:
     """Return vendor -> bus id -> device id of all accelerators on the PCI bus."""
     found: dict[str, dict[str, str]] = {}
-    for line in answer.section("pci").lines:
-        match = _PCI_LINE.fullmatch(line.strip().lower())
-        if match is None:
-            continue
-        bus_id, maker, device_id, kind = match.groups()
+    for bus_id, maker, device_id, kind in pci_functions(answer):
         for name, vendor in vendors.items():
             if vendor.pci_ids.is_accelerator(maker, device_id, kind):
                 found.setdefault(name, {})[bus_id] = device_id
@@ -117,14 +120,17 @@ def _on_bus(answer: Answer, vendors: Mapping[str, Vendor]) -> dict[str, dict[str
     return found
 
 
-def _best(spec: HostSpec, answer: Answer, vendor: Vendor) -> tuple[ToolAnswer, str | None]:
-    """Return the answer of a vendor's commands that tells most, and the tool's own last words.
+def _best(
+    spec: HostSpec, answer: Answer, vendor: Vendor
+) -> tuple[ToolAnswer, str | None, str | None]:
+    """Return the answer of a vendor's commands that tells most, the tool's last words, and the SDK any of them names.
 
     Devices count more than no devices, no error more than an error, any error more than a missing tool.
     """
     best = ToolAnswer(error=ToolError.TOOL_MISSING)
     best_rank = (False, False, False)
     words = None
+    sdk: dict[str, str] = {}
     for tool in tool_sections(spec, {vendor.name: vendor}):
         section = answer.section(tool.section)
         if section.rc is None:
@@ -136,12 +142,14 @@ def _best(spec: HostSpec, answer: Answer, vendor: Vendor) -> tuple[ToolAnswer, s
             stderr=section.stderr,
             rc=section.rc,
         )
+        sdk |= read.sdk
         missing = read.error is ToolError.TOOL_MISSING
         rank = (bool(read.devices), read.error is None, not missing)
         if rank > best_rank:
             best, best_rank = read, rank
             words = last_line(section.stderr) or last_line(section.stdout)
-    return best, words
+    told = " ".join(f"{key} {value}" for key, value in sdk.items())
+    return best, words, plain(told, max_chars=96)
 
 
 def _device(
@@ -150,6 +158,8 @@ def _device(
     *,
     device_id: str | None,
     unified_bytes: int | None,
+    sdk: str | None,
+    numa_node: int | None,
 ) -> Device:
     """Return a tool's device as a fact; what the tool does not tell comes from published tables, and says so."""
     listed = vendor.pci_ids.devices.get(device_id or "")
@@ -174,56 +184,6 @@ def _device(
         bus_id=plain(found.bus_id, max_chars=32),
         uuid=plain(found.uuid, max_chars=96),
         visible_id=plain(found.visible_id, max_chars=96),
+        sdk=sdk,
+        numa_node=numa_node,
     )
-
-
-def _tool_warnings(
-    vendor: Vendor,
-    best: ToolAnswer,
-    words: str | None,
-    *,
-    functions: Mapping[str, str],
-    found: Sequence[FoundDevice],
-) -> list[str]:
-    """Say what a tool complains about, and which devices of the bus it does not show."""
-    warnings: list[str] = []
-    missing = best.error is ToolError.TOOL_MISSING
-    if best.error is not None and (functions or (best.devices and not missing)):
-        said = f" (it says: {words})" if words and not missing else ""
-        tools = " or ".join(vendor.tools)
-        warnings.append(f"{vendor.title}: {tools}: {best.error}{said}; {best.error.hint}")
-    shown = {item.bus_id for item in found if item.bus_id}
-    lost = [bus_id for bus_id in functions if bus_id not in shown]
-    num_unnamed = sum(item.bus_id is None for item in found)
-    if functions and len(lost) > num_unnamed:
-        names = ", ".join(lost[:MAX_NAMED]) + (", ..." if len(lost) > MAX_NAMED else "")
-        where = f"; not shown: {names}" if shown or not found else ""
-        warnings.append(
-            f"{vendor.title}: {len(functions)} on the PCI bus, {len(found)} in its tool{where}"
-        )
-    return warnings
-
-
-def _node_warnings(vendor: Vendor, answer: Answer) -> list[str]:
-    """Say which device nodes this user cannot open, or that there are none."""
-    if not vendor.device_nodes:
-        return []
-    closed: list[str] = []
-    num_nodes = 0
-    for line in answer.section("nodes").lines:
-        words = line.split()
-        if len(words) < 6 or not any(fnmatchcase(words[-1], node) for node in vendor.device_nodes):
-            continue
-        num_nodes += 1
-        if words[0] == "closed":
-            mode, user, group = words[1], words[3], words[4]
-            closed.append(plain(f"{words[-1]} ({mode} {user} {group})", max_chars=100) or "")
-    if not num_nodes:
-        nodes = ", ".join(vendor.device_nodes)
-        return [
-            f"{vendor.title}: no device node ({nodes}); is the driver loaded, the container given it?"
-        ]
-    if not closed:
-        return []
-    names = ", ".join(closed[:MAX_NAMED]) + (", ..." if len(closed) > MAX_NAMED else "")
-    return [f"{vendor.title}: this user may not open {names}; add it to that group"]

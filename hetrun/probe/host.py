@@ -12,8 +12,16 @@ from typing import Any
 from hetrun.model import GIB, MIB, Connection, Device, HostFacts, HostSpec, Nic
 from hetrun.probe.answer import Answer, Section, last_line, plain, read_answer
 from hetrun.probe.devices import Found, accelerators, cpu_devices, emulated_devices
+from hetrun.probe.links import find_device_links, find_peer_memory, find_rdma, rdma_warnings
 from hetrun.probe.nics import find_nics
 from hetrun.probe.script import CPU, PYTHON_TIMEOUT_S, tool_sections
+from hetrun.probe.system import (
+    become_warnings,
+    find_limits,
+    find_names,
+    limit_warnings,
+    name_warnings,
+)
 from hetrun.vendors import Vendor, all_vendors, read_tool
 
 MIN_DISK_BYTES = 1 * GIB
@@ -21,6 +29,7 @@ DOCKER_SHM_BYTES = 64 * MIB  # what a container gets unless it is told otherwise
 MAX_CLOCK_OFFSET_S = 5.0
 MIN_PYTHON = (3, 10)
 MAX_WARNINGS = 64
+MAX_PLUGINS = 32
 _TIMED_OUT = 124
 _NO_COMMAND = (126, 127)
 
@@ -54,13 +63,19 @@ def parse_host(
     offset_s = None
     if answer.end_s is not None and received_s is not None:
         offset_s = answer.end_s - received_s
-    nics = find_nics(answer)
+    nics, rdma = find_nics(answer), find_rdma(answer)
+    max_open_files, max_locked_bytes = find_limits(answer)
+    hostname, names = find_names(answer)
     found = _devices(spec, answer, vendors, cpu_model=cpu_model, memory_bytes=memory_bytes)
     python = _python(answer.section("python"))
     warnings = [
         *found.warnings,
         *_python_warnings(spec, python, found, vendors),
         *_nic_warnings(spec, nics),
+        *rdma_warnings(rdma, max_locked_bytes),
+        *name_warnings(spec, names),
+        *limit_warnings(max_open_files),
+        *become_warnings(spec, answer),
         *_room_warnings(spec, disk_free_bytes, shm_bytes),
         *_clock_warnings(offset_s),
     ]
@@ -77,6 +92,15 @@ def parse_host(
         python_version=python.get("version"),
         torch_version=python.get("torch"),
         torch_error=python.get("torch_error"),
+        plugins=tuple(sorted((python["plugins"] or set()) - python["plugin_errors"].keys())),
+        plugin_errors=python["plugin_errors"],
+        hostname=hostname,
+        names=names,
+        max_open_files=max_open_files,
+        max_locked_bytes=max_locked_bytes,
+        rdma=rdma,
+        peer_memory=find_peer_memory(answer),
+        device_links=find_device_links(spec, answer, vendors, found.devices),
         nics=nics,
         devices=_with_threads(found.devices, cores),
         warnings=tuple(warnings[:MAX_WARNINGS]),
@@ -186,8 +210,8 @@ def _clock_warnings(offset_s: float | None) -> list[str]:
 
 
 def _python(section: Section) -> dict[str, Any]:
-    """Return path, version, torch or torch_error (text), and plugins (None where nobody asked)."""
-    found: dict[str, Any] = {"plugins": None}
+    """Return path, version, torch or torch_error (text), plugins (None where nobody asked) and their errors."""
+    found: dict[str, Any] = {"plugins": None, "plugin_errors": {}}
     for line in reversed(section.lines):
         try:
             said = json.loads(line) if line.startswith("{") else None
@@ -199,6 +223,11 @@ def _python(section: Section) -> dict[str, Any]:
                     found[key] = plain(said[key])
             if isinstance(said.get("plugins"), list):
                 found["plugins"] = {str(name) for name in said["plugins"]}
+            if isinstance(said.get("plugin_errors"), dict):
+                found["plugin_errors"] = {
+                    str(name): plain(str(why)) or "no word"
+                    for name, why in list(said["plugin_errors"].items())[:MAX_PLUGINS]
+                }
             return found
     if section.rc == _TIMED_OUT:
         found["torch_error"] = f"no answer within {PYTHON_TIMEOUT_S} s"
@@ -226,10 +255,16 @@ def _python_warnings(
     names = {device.vendor for device in found.devices if device.emulated is None}
     for name in sorted(names & vendors.keys()):
         plugin = vendors[name].torch_plugin
-        if plugin and python["plugins"] is not None and plugin not in python["plugins"]:
+        if not plugin or python["plugins"] is None:
+            continue
+        what = f"{vendors[name].title} needs {plugin}, which {spec.python}"
+        if plugin in python["plugin_errors"]:
+            why = python["plugin_errors"][plugin]
             warnings.append(
-                f"{vendors[name].title} needs {plugin}, which {spec.python} does not have"
+                f"{what} cannot import: {why}; source its SDK's environment in `activate`"
             )
+        elif plugin not in python["plugins"]:
+            warnings.append(f"{what} does not have")
     return warnings
 
 

@@ -7,6 +7,7 @@ Values of the user's `env` are exported by the script itself, so that no process
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from hetrun.vendors import ProbeCommand, Vendor
 CPU = "cpu"
 TOOL_TIMEOUT_S = 15
 PYTHON_TIMEOUT_S = 60
+PLUGIN_TIMEOUT_S = 20  # for importing one torch plug-in
 BASE_TIMEOUT_S = 5
 MAX_COMMANDS_PER_VENDOR = 4
 SCRIPT_TIMEOUT_S = 120.0  # over all of the above
@@ -75,8 +77,11 @@ exit \$?"
   if [ -f "$d/$1.late" ]; then rc=124; fi
   echo $rc >"$d/$1.rc"
 } 2>/dev/null
-tool() { # name, tool, command: runs the command if there is such a tool
-  if command -v "$2" >/dev/null 2>&1; then run "$1" "$tool_timeout" "$3"; else echo 127 >"$d/$1.rc"; fi
+tool() { # name, tool, command: runs the command if there is such a tool and it did not hang before
+  if [ -f "$d/$2.hung" ]; then echo 124 >"$d/$1.rc"
+  elif command -v "$2" >/dev/null 2>&1; then run "$1" "$tool_timeout" "$3"
+    case $rc in 124 | 137) echo 1 >"$d/$2.hung" ;; esac
+  else echo 127 >"$d/$1.rc"; fi
 }
 show() { # name: prints what the command left
   rc=; size=0
@@ -106,9 +111,30 @@ _BASE: Mapping[str, str] = {
     'read -r mtu <"$f/mtu"; read -r state <"$f/operstate"; read -r speed <"$f/speed"; '
     'echo "${f##*/} ${mtu:-0} ${state:-unknown} ${speed:--1}"; done 2>/dev/null; true',
     "addresses": "ip -j addr || ip addr",
+    "limits": "cat /proc/self/limits",
+    "numa": 'for f in /sys/bus/pci/devices/*; do n=-1; read -r n <"$f/numa_node"; '
+    '[ "$n" -ge 0 ] && echo "${f##*/} $n"; done 2>/dev/null; true',
+    "rdma": 'for p in /sys/class/infiniband/*/ports/*; do [ -e "$p/state" ] || continue; '
+    'd=${p%/ports/*}; l=; s=; r=; n=; i=-1; read -r l <"$p/link_layer"; read -r s <"$p/state"; '
+    'read -r r <"$p/rate"; read -r i <"$d/device/numa_node"; b=$(readlink "$d/device"); '
+    'for f in "$d"/device/net/*; do [ -e "$f" ] && n=${f##*/} && break; done; '
+    'read -r n <"$p/gid_attrs/ndevs/0"; '  # of this port, where the kernel tells it
+    'printf "%s\\t%s\\t%s\\t%s\\t%s\\t%s\\t%s\\t%s\\n" "${d##*/}" "${p##*/}" "$l" "$s" "$r" "$n" '
+    '"${b##*/}" "$i"; done 2>/dev/null; true',
+    "gids": 'for p in /sys/class/infiniband/*/ports/*; do [ -d "$p/gids" ] || continue; '
+    'grep -H "RoCE v2" "$p"/gid_attrs/types/*; '  # reading an unused entry is an error
+    'grep -Hv "^0000:0000:0000:0000:0000:0000:0000:0000" "$p"/gids/*; done 2>/dev/null; true',
     "routes": "cat /proc/net/route; echo; grep -B 1 'host LOCAL' /proc/net/fib_trie; echo; "
     "cat /proc/net/if_inet6 2>/dev/null; true",
 }
+
+# The inner time limit is root's own: a user cannot end what sudo started. Where sudo asks for a password, the tool
+# runs as it would without it, and the section "become" tells why.
+_AS_ROOT = (
+    'if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then '
+    'exec sudo -n env PATH="$PATH" timeout -k 1 {seconds} "$shell" -c {command}; '
+    'else exec "$shell" -c {command}; fi'
+)
 
 # torch may print on its own, so the answer is one line that is JSON.
 _PYTHON = """
@@ -119,12 +145,33 @@ try:
     found["torch"] = str(torch.__version__)
 except BaseException as error:
     found["torch_error"] = type(error).__name__ + ": " + str(error)
+def say():
+    sys.stdout.write("\\n" + json.dumps(found) + "\\n")
+    sys.stdout.flush()
 try:
-    import importlib.util
-    found["plugins"] = [name for name in sys.argv[1:] if importlib.util.find_spec(name.split(".")[0])]
+    import importlib.util, subprocess
+    limit_s, names = float(sys.argv[1]), sys.argv[2:]
+    found["plugins"] = [name for name in names if importlib.util.find_spec(name.split(".")[0])]
+    found["plugin_errors"] = {}
+    say()  # in case a plug-in takes this process along
+    for name in found["plugins"]:  # each in a process of its own: two of them may not get on
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", "import torch; import " + name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=limit_s,
+            )
+            lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            if done.returncode:
+                said = lines[-1] if lines else "no word"
+                found["plugin_errors"][name] = said + " (exit code %d)" % done.returncode
+        except subprocess.TimeoutExpired:
+            found["plugin_errors"][name] = "its import takes more than %g s" % limit_s
 except BaseException as error:
     found["plugins_error"] = type(error).__name__ + ": " + str(error)
-sys.stdout.write("\\n" + json.dumps(found) + "\\n")
+say()
 """
 
 
@@ -150,6 +197,15 @@ def tool_sections(spec: HostSpec, vendors: Mapping[str, Vendor]) -> tuple[ToolSe
     )
 
 
+def topology_sections(spec: HostSpec, vendors: Mapping[str, Vendor]) -> tuple[ToolSection, ...]:
+    """Return the commands that tell what joins a vendor's devices, in the order of vendors' names."""
+    return tuple(
+        ToolSection(section=f"topo-{name}", vendor=name, command=vendor.topology_command)
+        for name, vendor in sorted(vendors.items())
+        if vendor.topology_command is not None and not spec.emulate
+    )
+
+
 def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -> str:
     """Return the script for one host; `nonce` marks its sections, so that no output can forge one.
 
@@ -158,17 +214,18 @@ def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -
     """
     lanes = [[_run(name, BASE_TIMEOUT_S, command) for name, command in _base(spec, vendors)]]
     lanes.append([_run("python", PYTHON_TIMEOUT_S, _python_command(spec, vendors))])
-    tools = tool_sections(spec, vendors)
+    lanes.append([_run("names", BASE_TIMEOUT_S, _names(spec))])  # a dead resolver is slow
+    tools = [*tool_sections(spec, vendors), *topology_sections(spec, vendors)]
     for vendor in dict.fromkeys(tool.vendor for tool in tools):
         mine = [tool for tool in tools if tool.vendor == vendor]
         lanes.append([line for tool in mine for line in _tool(tool, spec)])
     names = [name for name, _ in _base(spec, vendors)]
-    names += ["python", *(tool.section for tool in tools)]
+    names += ["python", "names", *(tool.section for tool in tools)]
     lines = [f"nonce={shlex.quote(nonce)}", f"tool_timeout={TOOL_TIMEOUT_S}"]
     lines += [f"max_stdout={MAX_STDOUT}", f"max_stderr={MAX_STDERR}"]
     lines += [f"{key}={shlex.quote(value)}; export {key}" for key, value in spec.env.items()]
     shell = "$(command -v bash || echo sh)" if spec.activate else "sh"  # vendors' scripts want bash
-    lines += [f"shell={shell}", _PRELUDE]
+    lines += [f"shell={shell}; export shell", _PRELUDE]
     lines.append("lanes=")
     for lane in lanes:
         lines += ["(", *lane, ') </dev/null >/dev/null 2>&1 & lanes="$lanes $!"']
@@ -195,9 +252,45 @@ def _base(spec: HostSpec, vendors: Mapping[str, Vendor]) -> list[tuple[str, str]
         f'for f in {" ".join(patterns)}; do [ -e "$f" ] || continue; [ -d "$f" ] && continue; '
         'o=closed; [ -r "$f" ] && [ -w "$f" ] && o=open; echo "$o $(ls -ld "$f")"; done'
     )
+    modules = sorted({name for item in vendors.values() for name in item.peer_memory_modules})
+    found["peers"] = (
+        'for f in /sys/kernel/mm/memory_peers/*; do [ -d "$f" ] && echo "${f##*/}"; done; '
+        f"for m in {' '.join(filter(_TOOL_NAME.fullmatch, modules))}; do "
+        '[ -d "/sys/module/$m" ] && echo "$m"; done; true'
+    )
+    found["sdk"] = "".join(
+        f'for f in {root}; do [ -d "$f" ] || continue; v=; '
+        "for g in .info/version version.txt version.json version; do "
+        '[ -r "$f/$g" ] && v=$(head -c 400 "$f/$g" | tr "\\n\\t" "  ") && break; done; '
+        f'printf "%s\\t%s\\t%s\\n" {shlex.quote(name)} "$(readlink -f "$f")" "$v"; done; '
+        for name, vendor in vendors.items()
+        for root in _safe(vendor.sdk_roots)
+    )
+    if spec.become:
+        found["become"] = "sudo -n true"
     if spec.emulate:
-        del found["pci"], found["nodes"]
-    return list(found.items())
+        for name in ("pci", "nodes", "numa", "sdk"):
+            del found[name]
+    return [(name, command) for name, command in found.items() if command]
+
+
+def _names(spec: HostSpec) -> str:
+    """Return the command that resolves, on the host itself, its own name and the one in the inventory."""
+    named = [name for name in (spec.data_addr, spec.addr) if name and not _is_number(name)]
+    words = " ".join(shlex.quote(name) for name in dict.fromkeys(named))
+    return (
+        'n=$(hostname 2>/dev/null) || read -r n </proc/sys/kernel/hostname; echo "own $n"; '
+        f'for h in "$n" {words}; do echo "name $h"; '
+        'getent ahosts "$h" 2>/dev/null || grep -iwF -e "$h" /etc/hosts; done; true'
+    )
+
+
+def _is_number(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _tool(tool: ToolSection, spec: HostSpec) -> list[str]:
@@ -206,6 +299,8 @@ def _tool(tool: ToolSection, spec: HostSpec) -> list[str]:
     if folders := _safe(tool.command.paths):
         lines.append(f'for f in {" ".join(folders)}; do [ -d "$f" ] && PATH=$PATH:$f; done')
     command = _activated(spec, tool.command.command)
+    if spec.become and tool.command.needs_root:
+        command = _AS_ROOT.format(command=shlex.quote(command), seconds=TOOL_TIMEOUT_S)
     first = tool.command.command.split()[0]
     if _TOOL_NAME.fullmatch(first):
         lines.append(f"tool {tool.section} {first} {shlex.quote(command)}")
@@ -216,7 +311,8 @@ def _tool(tool: ToolSection, spec: HostSpec) -> list[str]:
 
 def _python_command(spec: HostSpec, vendors: Mapping[str, Vendor]) -> str:
     plugins = sorted({vendor.torch_plugin for vendor in vendors.values() if vendor.torch_plugin})
-    return _activated(spec, shlex.join([spec.python, "-c", _PYTHON, *plugins]))
+    limit_s = str(PLUGIN_TIMEOUT_S)
+    return _activated(spec, shlex.join([spec.python, "-c", _PYTHON, limit_s, *plugins]))
 
 
 def _activated(spec: HostSpec, command: str) -> str:

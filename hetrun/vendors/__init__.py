@@ -32,9 +32,11 @@ from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, 
 from hetrun.vendors.doc import vendors_markdown as _vendors_markdown
 from hetrun.vendors.pci import scan_pci as _scan_pci
 from hetrun.vendors.rdma import rocev2_gids
+from hetrun.vendors.topology import ChipLink, read_topology
 
 __all__ = [
     "Chip",
+    "ChipLink",
     "Confidence",
     "CpuAnswer",
     "FoundDevice",
@@ -53,6 +55,7 @@ __all__ = [
     "all_vendors",
     "get_vendor",
     "read_tool",
+    "read_topology",
     "rocev2_gids",
     "scan_pci",
     "vendors_markdown",

@@ -165,6 +165,7 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/cambricon_dev[0-9]*", "/dev/cambricon_ctl"),
     kernel_modules=("cambricon_drv",),
+    peer_memory_modules=("cambricon_peermem",),
     sdk_roots=("/usr/local/neuware",),
     sdk_env=("NEUWARE_HOME",),
     models=(

@@ -63,11 +63,17 @@ def _facts(vendor: Vendor) -> list[tuple[str, str, str]]:
         "probe_commands.paths": _codes(
             dict.fromkeys(p for c in vendor.probe_commands for p in c.paths)
         ),
+        "run as root": _codes(c.command for c in vendor.probe_commands if c.needs_root)
+        and "with sudo -n where the inventory says `become: true`",
+        "topology_command": _code(vendor.topology_command.command)
+        if vendor.topology_command
+        else "",
         "pci_ids": _codes(ids.vendors),
         "pci_ids.devices": ", ".join(f"`{key}` {name}" for key, name in ids.devices.items()),
         "pci_ids.skip": ", ".join(f"`{key}` {name}" for key, name in ids.skip.items()),
         "device_nodes": _codes(vendor.device_nodes),
         "kernel_modules": _codes(vendor.kernel_modules),
+        "peer_memory_modules": _codes(vendor.peer_memory_modules),
         "torch_device": _code(vendor.torch_device),
         "torch_plugin": _code(vendor.torch_plugin or ""),
         "collective_backend": _code(vendor.collective_backend),

@@ -128,6 +128,7 @@ VENDOR = Vendor(
     pci_ids=PciIds(vendors=("9999",), company="metax", devices={"0a01": "C500", "4040": "C500X"}),
     device_nodes=("/dev/mxcd", "/dev/mxgd", "/dev/dri/renderD*"),
     kernel_modules=("metax",),
+    topology_command=ProbeCommand("mx-smi topo -m", _PATHS),
     sdk_roots=("/opt/maca",),
     sdk_env=("MACA_PATH",),
     models=(
@@ -136,7 +137,12 @@ VENDOR = Vendor(
         Chip("C550", ("c550", "mxc550"), 65536, None, 1.8, _NONE, "sources conflict"),
         Chip("C600 sub device", ("c600",), 73728, None, None, _NONE, "one report"),
     ),
-    unverified=("pci_ids.devices of C500X", "container_devices_env", "probe_commands.paths"),
+    unverified=(
+        "pci_ids.devices of C500X",
+        "container_devices_env",
+        "probe_commands.paths",
+        "topology_command: the layout of its matrix",
+    ),
     notes=(
         "The device number is the GPU column, not the board.",
         "A shared slice (sGPU) shows its quota as memory.",

@@ -135,6 +135,7 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/mtgpu.[0-9]*", "/dev/dri/renderD*"),
     kernel_modules=("mtgpu",),
+    peer_memory_modules=("mt_peermem",),
     sdk_roots=("/usr/local/musa",),
     sdk_env=("MUSA_HOME", "MUSA_PATH"),
     models=(
@@ -145,6 +146,6 @@ VENDOR = Vendor(
         Chip("MTT S3000", ("s3000",), 32768, None, None, _NONE, "memory from tool output"),
         Chip("MTT S80", ("s80",), 16384, None, None, _NONE, "memory from tool output"),
     ),
-    unverified=("pci_ids.devices of S5000",),
+    unverified=("pci_ids.devices of S5000", "peer_memory_modules"),
     notes=("The tool's own version stands on the driver's line; the SDK version is not printed.",),
 )

@@ -89,7 +89,7 @@ VENDOR = Vendor(
     title="AWS Neuron",
     parse=parse,
     tools=("neuron-ls",),
-    probe_commands=(ProbeCommand("neuron-ls -j", ("/opt/aws/neuron/bin",)),),
+    probe_commands=(ProbeCommand("neuron-ls -j", ("/opt/aws/neuron/bin",), needs_root=True),),
     torch_device="xla",
     torch_plugin="torch_neuronx",
     collective_backend="xla",

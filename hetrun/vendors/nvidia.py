@@ -192,6 +192,8 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm"),
     kernel_modules=("nvidia",),
+    topology_command=ProbeCommand("nvidia-smi topo -m", ("/usr/bin", "/opt/bin")),
+    peer_memory_modules=("nvidia_peermem", "nv_peer_mem"),
     sdk_roots=("/usr/local/cuda",),
     sdk_env=("CUDA_HOME",),
     models=_CHIPS,
@@ -203,7 +205,7 @@ VENDOR = Vendor(
         12: ToolError.SHARED_LIB_MISSING,
         18: ToolError.DRIVER_MISMATCH,
     },
-    unverified=("rc_errors", "probe_commands.paths"),
+    unverified=("rc_errors", "probe_commands.paths", "peer_memory_modules of nv_peer_mem"),
     notes=(
         "V100 and T4 have no BF16; their peak is FP16.",
         "MIG slices are taken by uuid; the whole device cannot be used while MIG is on.",

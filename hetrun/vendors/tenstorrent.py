@@ -39,8 +39,8 @@ VENDOR = Vendor(
     parse=parse,
     tools=("tt-smi",),
     probe_commands=(
-        ProbeCommand("tt-smi -s --snapshot_no_tty", ("/usr/local/bin",)),
-        ProbeCommand("tt-smi -s", ("/usr/local/bin",)),
+        ProbeCommand("tt-smi -s --snapshot_no_tty", ("/usr/local/bin",), needs_root=True),
+        ProbeCommand("tt-smi -s", ("/usr/local/bin",), needs_root=True),
     ),
     torch_device="xla",
     torch_plugin="torch_xla",

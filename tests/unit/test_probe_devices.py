@@ -1,10 +1,16 @@
+"""Tools' answers, the bus and the nodes -> devices and warnings."""
+
 from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
 
 from hetrun.model import EmulatedChip, HostSpec, Source
 from hetrun.probe.answer import read_answer
 from hetrun.probe.devices import Found, accelerators, cpu_devices, emulated_devices
-from hetrun.vendors import all_vendors
+from hetrun.vendors import ProbeCommand, ToolError, all_vendors
 from tests.unit.probe_output import NONCE, PLAIN, output
+from tests.vendors.captures import CAPTURES, Capture
 
 SPEC = HostSpec(name="a1")
 GIB = 1 << 30
@@ -13,7 +19,16 @@ NVIDIA_CSV = (
     "0, NVIDIA A100 80GB PCIe, GPU-11111111-2222-3333-4444-555555555555, 00000000:41:00.0, 81920, 550.54.15, Disabled\n"
     "1, NVIDIA A100 80GB PCIe, GPU-11111111-2222-3333-4444-666666666666, 00000000:42:00.0, 81920, 550.54.15, Disabled\n"
 )
-NVIDIA_NODES = "open crw-rw-rw- 1 root root 195, 0 Nov 21 00:15 /dev/nvidia0\n"
+NVIDIA_NODES = "".join(
+    f"open crw-rw-rw- 1 root root 195, {number} Nov 21 00:15 /dev/nvidia{number}\n"
+    for number in (0, 1)
+)
+# One function of each vendor whose chips the bus can tell.
+PCI = {
+    name: f"0000:51:00.0 0x{vendor.pci_ids.vendors[0]} 0x{next(iter(vendor.pci_ids.devices), '0001')} 0x120000\n"
+    for name, vendor in all_vendors().items()
+    if vendor.pci_ids.vendors
+}
 ILUVATAR_PCI = "0000:51:00.0 0x1e3e 0x0003 0x120000\n"
 
 
@@ -125,11 +140,80 @@ def test_unified_memory_is_the_hosts_and_says_so() -> None:
 
 
 def test_node_that_this_user_cannot_open_is_named_with_its_group() -> None:
-    nodes = NVIDIA_NODES + "closed crw-rw---- 1 root video 195, 1 Nov 21 00:15 /dev/nvidia1\n"
+    nodes = NVIDIA_NODES.splitlines()[0] + (
+        "\nclosed crw-rw---- 1 root video 195, 1 Nov 21 00:15 /dev/nvidia1\n"
+    )
     found = find({"pci": NVIDIA_PCI, "tool-nvidia-0": NVIDIA_CSV, "nodes": nodes})
     assert found.warnings == (
         "NVIDIA: this user may not open /dev/nvidia1 (crw-rw---- root video); add it to that group",
     )
+
+
+def test_fewer_nodes_than_devices_are_counted() -> None:
+    one = NVIDIA_NODES.splitlines(keepends=True)[0]
+    found = find({"pci": NVIDIA_PCI, "tool-nvidia-0": NVIDIA_CSV, "nodes": one})
+    assert len(found.devices) == 2
+    assert "NVIDIA: 2 in its tool, 1 device nodes" in found.warnings[0]
+
+
+def test_device_of_a_tool_that_is_not_on_the_bus_is_named() -> None:
+    first = NVIDIA_PCI.splitlines(keepends=True)[0]
+    found = find({"pci": first, "tool-nvidia-0": NVIDIA_CSV, "nodes": NVIDIA_NODES})
+    assert len(found.devices) == 2
+    assert "its tool shows 0000:42:00.0, which the PCI bus does not" in found.warnings[0]
+
+
+def test_sliced_device_is_not_offered_whole_though_the_query_shows_no_slice() -> None:
+    csv = NVIDIA_CSV.replace("Disabled", "Enabled", 1)
+    found = find({"pci": NVIDIA_PCI, "tool-nvidia-0": csv, "nodes": NVIDIA_NODES})
+    assert [device.vendor_index for device in found.devices] == [1]
+    assert "1 of 2 devices are split into partitions and not offered" in found.warnings[0]
+
+
+def test_two_dies_of_a_board_are_two_devices_and_no_miscount() -> None:
+    rows = "".join(
+        f"{die}, Iluvatar BI-V150, GPU-4c0b7d1e-2f83-5a96-b1c7-d05e8f24a37{die}, 32768 MiB, 4.1.2, 00000000:51:00.0\n"
+        for die in (0, 1)
+    )
+    nodes = "open crw-rw-rw- 1 root root 5, 0 Nov 21 00:15 /dev/iluvatar0\n"
+    found = find({"pci": ILUVATAR_PCI, "tool-iluvatar-0": rows, "nodes": nodes})
+    assert (len(found.devices), found.warnings) == (2, ())
+
+
+def test_broken_driver_is_told_even_where_the_bus_cannot_be_seen() -> None:
+    words = "Failed to initialize NVML: Driver/library version mismatch\n"
+    found = find({"pci": "", "tool-nvidia-0": words}, rc={"tool-nvidia-0": 18})
+    assert found.is_bare
+    (warning,) = found.warnings
+    assert "driver_mismatch" in warning
+    assert ToolError.DRIVER_MISMATCH.hint in warning
+
+
+ERRORS = [capture for capture in CAPTURES if capture.expect.get("error") and capture.vendor in PCI]
+
+
+@pytest.mark.parametrize("capture", ERRORS, ids=lambda capture: capture.id)
+def test_every_error_class_of_the_captures_reaches_the_user_with_its_hint(capture: Capture) -> None:
+    """Each capture stands for the vendor's first command, on a host whose bus shows one of its chips."""
+    vendor = replace(
+        all_vendors()[capture.vendor], probe_commands=(ProbeCommand(command=capture.command),)
+    )
+    section = f"tool-{capture.vendor}-0"
+    texts = {section: "" if capture.stream == "stderr" else capture.text}
+    said = {section: capture.text} if capture.stream == "stderr" else None
+    text = output(
+        {**PLAIN, "pci": PCI[capture.vendor], **texts},
+        rc={section: 0 if capture.rc is None else capture.rc},
+        stderr=said,
+    )
+    answer = read_answer(text, nonce=NONCE)
+    found = accelerators(SPEC, answer, {capture.vendor: vendor}, memory_bytes=None)
+    error = ToolError(capture.expect["error"])
+    assert [w for w in found.warnings if f": {error}" in w and w.endswith(error.hint)]
+
+
+def test_captures_hold_every_error_class() -> None:
+    assert {capture.expect["error"] for capture in ERRORS} == {error.value for error in ToolError}
 
 
 def test_container_without_nodes_is_told() -> None:

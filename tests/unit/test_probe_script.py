@@ -18,7 +18,7 @@ def test_every_vendor_is_asked_beside_the_others() -> None:
     asked = {tool.vendor for tool in tool_sections(SPEC, vendors)}
     assert asked == {name for name, item in vendors.items() if item.probe_commands}
     script = probe_script(SPEC, vendors, nonce="n")
-    assert script.count('lanes="$lanes $!"') == len(asked) + 2  # and python, and the rest
+    assert script.count('lanes="$lanes $!"') == len(asked) + 3  # and python, names, and the rest
 
 
 def test_commands_of_one_vendor_wait_for_each_other() -> None:

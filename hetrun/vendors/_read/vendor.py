@@ -26,6 +26,7 @@ class ProbeCommand:
 
     command: str
     paths: tuple[str, ...] = ()
+    needs_root: bool = False  # run with sudo where the inventory says `become: true`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,8 @@ class Vendor:
     pci_ids: PciIds = field(default_factory=PciIds)
     device_nodes: tuple[str, ...] = ()  # glob patterns
     kernel_modules: tuple[str, ...] = ()
+    topology_command: ProbeCommand | None = None  # prints the matrix that `topology.py` reads
+    peer_memory_modules: tuple[str, ...] = ()  # let an RDMA NIC reach device memory
     sdk_roots: tuple[str, ...] = ()
     sdk_env: tuple[str, ...] = ()
     models: tuple[Chip, ...] = ()
