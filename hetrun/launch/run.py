@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from hetrun.arch import need_trainable
 from hetrun.errors import ExitCode, HetrunError, StorageError
 from hetrun.launch.addresses import check_together, choose_addresses
 from hetrun.launch.diagnose import Evidence, Kind, root_first, to_failure
@@ -216,6 +217,7 @@ def launch(
         PreflightError: a host cannot run its part.
         StorageError: the run's folder cannot be written; everything is stopped then.
     """
+    need_trainable(plan.recipe.model)
     ranks_by_host(plan)
     hidden = read_secrets(plan, environ)
     with Signals() as signals:

@@ -38,6 +38,10 @@ def layer_activation_bytes(model: ModelSpec, dtype: Dtype, *, rows: int, seq_len
     Per token: two norms (input and scaled input in fp32 at least, output), rotated q and repeated k and v,
     attention's output twice, its row sums per head, and four vectors of ffn_size (gate, its silu, up, product).
     """
+    if model.counts is not None:  # of another family; all layers alike where plans are made
+        return arch.layer_activation_bytes(
+            arch.layer_runs(model)[0], dtype, rows=rows, seq_len=seq_len
+        )
     element = arch.BYTES_PER_ELEMENT[dtype]
     wide = max(element, _WIDE)
     hidden = model.hidden_size

@@ -152,10 +152,12 @@ def _order(window: int, count: int) -> list[tuple[str, int]]:
 def _parameters(stage: StagePlan, model: ModelSpec) -> int:
     """Return parameters that a stage updates."""
     matrix = model.vocab_size * model.hidden_size
-    held = stage.num_layers * arch.layer_parameters(model) + stage.has_head * model.hidden_size
-    if model.tied_embeddings:
-        return held + (matrix if stage.has_embedding or stage.has_head else 0)
-    return held + stage.has_embedding * matrix + stage.has_head * matrix
+    table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
+    held = stage.num_layers * arch.layer_parameters(model) + stage.has_head * norm
+    if model.tied_embeddings and stage.has_head and not stage.has_embedding:
+        return held + matrix
+    own_matrix = stage.has_head and not model.tied_embeddings
+    return held + stage.has_embedding * table + own_matrix * matrix
 
 
 def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], int]]:
@@ -166,7 +168,7 @@ def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], i
     stages = [stage for replica in split.replicas for stage in replica.stages]
     heads = {rank for stage in stages if stage.has_head for rank in stage.ranks}
     tables = {rank for stage in stages if stage.has_embedding for rank in stage.ranks}
-    units.append((heads, model.hidden_size + (0 if tied else matrix)))
+    units.append((heads, arch.final_norm_parameters(model) + (0 if tied else matrix)))
     for layer in reversed(range(model.num_layers)):
         holders = {
             rank
@@ -175,7 +177,7 @@ def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], i
             for rank in stage.ranks
         }
         units.append((holders, arch.layer_parameters(model)))
-    units.append((tables | heads if tied else tables, matrix))
+    units.append((tables | heads if tied else tables, arch.embedding_parameters(model)))
     sets: dict[tuple[int, ...], int] = {}
     for holders, parameters in units:
         key = tuple(sorted(holders))

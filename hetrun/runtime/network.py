@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hetrun.arch import num_kv_heads
+from hetrun.arch import need_trainable, num_kv_heads
 from hetrun.model import ModelSpec, StagePlan
 
 _INIT_STD = 0.02
@@ -122,6 +122,7 @@ class Stage(nn.Module):
 
     def __init__(self, model: ModelSpec, stage: StagePlan, *, seq_len: int) -> None:
         super().__init__()
+        need_trainable(model)
         self.model = model
         self.seq_len = seq_len
         self.has_embedding = stage.has_embedding

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from hetrun.arch import need_trainable
 from hetrun.errors import ConfigError, HetrunError, StorageError
 from hetrun.model import Plan, RankPlan
 from hetrun.runtime.events import EventWriter, error_event
@@ -118,8 +119,9 @@ def check_place(place: Place, plan: Plan) -> RankPlan:
     """Compare where this process is with where the plan wants it.
 
     Raises:
-        ConfigError: another world size, host or local rank.
+        ConfigError: another world size, host or local rank, or a model that cannot be trained here.
     """
+    need_trainable(plan.recipe.model)
     hint = "start the run again: hetrun launch plan.json"
     ranks = plan.split.ranks
     if place.world_size != len(ranks):

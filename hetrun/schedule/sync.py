@@ -57,7 +57,9 @@ def unit_parameters(unit: str, model: ModelSpec) -> int:
     if unit == "embedding":
         return arch.embedding_parameters(model)
     if unit == "head":
-        return model.hidden_size if model.tied_embeddings else arch.head_parameters(model)
+        if model.tied_embeddings:
+            return arch.final_norm_parameters(model)
+        return arch.head_parameters(model)
     return arch.layer_parameters(model)
 
 

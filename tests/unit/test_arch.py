@@ -7,10 +7,11 @@ import pytest
 from hetrun import arch
 from hetrun.arch.hf import BadConfigError, from_config, learned_positions
 from hetrun.errors import ConfigError
-from hetrun.model import Dtype, ModelSpec
+from hetrun.model import GIB, Dtype, ModelSpec
 from hetrun.planner.memory import layer_activation_bytes
 from tests.unit import arch_configs as configs
 from tests.unit.arch_configs import Keys
+from tests.unit.planner_lab import Chips, Lab
 
 # Exact: from the checkpoint's index or the card's table. DeepSeek's 671,026,419,200 holds 58 x 256
 # correction biases of its routers, which are no parameters but set by a rule.
@@ -213,3 +214,35 @@ def test_learned_positions_bound_the_row() -> None:
 def test_what_cannot_be_counted_is_refused_by_key(keys: Keys, says: str) -> None:
     with pytest.raises(BadConfigError, match=says):
         from_config(keys)
+
+
+@pytest.mark.parametrize(
+    "keys", [configs.GPT2, configs.MIXTRAL_8X7B, configs.QWEN25_7B], ids=["tied", "moe", "biased"]
+)
+def test_counted_models_are_planned_and_both_evaluators_agree(keys: Keys) -> None:
+    """`plan` proves its own figures with a second evaluator; two vendors make pipelines and replicas."""
+    model = from_config(keys)
+    chips = [
+        Chips(vendor="emu-a", num_devices=2, gflops=1e6, memory=1000 * GIB),
+        Chips(vendor="emu-b", num_devices=3, gflops=4e5, memory=1000 * GIB),
+    ]
+    lab = Lab(chips=chips, model=model, batch=16, dtype=Dtype.BF16)
+    split = lab.plan().split
+    for replica in split.replicas:
+        assert sum(stage.num_layers for stage in replica.stages) == model.num_layers
+
+
+def test_models_whose_layers_differ_are_not_planned_yet() -> None:
+    chips = [Chips(vendor="emu-a", num_devices=2)]
+    with pytest.raises(ConfigError, match=r"layers of this deepseek_v3 differ \(3 \+ 58\)"):
+        Lab(chips=chips, model=from_config(configs.DEEPSEEK_V3)).plan()
+
+
+def test_memory_of_a_counted_stage_is_states_and_its_own_activations() -> None:
+    model = from_config(configs.MIXTRAL_8X7B)
+    (run,) = arch.layer_runs(model)
+    held = layer_activation_bytes(model, Dtype.BF16, rows=1, seq_len=8)
+    assert held == 8 * (4 * run.wide_elements + 2 * run.elements)
+    dense = from_config({**configs.MIXTRAL_8X7B, "num_experts_per_tok": 1})
+    one_expert = 8 * 2 * (4 * 14336 + 2 * 4096)
+    assert held - layer_activation_bytes(dense, Dtype.BF16, rows=1, seq_len=8) == one_expert
