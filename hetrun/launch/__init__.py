@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hetrun.launch.addresses import choose_addresses
-from hetrun.launch.files import HostCommand, Meeting, host_command, ranks_by_host
+from hetrun.launch.check import check_plan
+from hetrun.launch.files import HostCommand, Meeting, host_command
 from hetrun.launch.run import WorkerCode, launch
 from hetrun.model import Plan
 
@@ -12,7 +13,7 @@ __all__ = ["HostCommand", "WorkerCode", "dry_run", "launch"]
 
 def dry_run(plan: Plan) -> tuple[HostCommand, ...]:
     """Return each host's files and exact command; opens no connection, so what hosts would answer stays in <>."""
-    ranks_by_host(plan)
+    check_plan(plan)
     chosen = choose_addresses(plan.hosts, lookup=lambda name: [name])
     first = chosen[plan.hosts[0].name]
     meeting = Meeting(

@@ -26,7 +26,7 @@ class Kind(Enum):
     """How a failure was noticed."""
 
     RAISED = "raised"  # an error event
-    DIED = "died"  # a rank's process ended too early
+    DIED = "died"  # a rank's process ended too early, or the one that holds all of a host's
     AGENT = "agent"  # torchrun ended with an error
     LOST = "lost"  # no contact with the host
     HANG = "hang"  # no progress

@@ -104,7 +104,7 @@ class Monitor:
             "rank": lambda: self._on_rank(host, meta),
             "agent": lambda: self._on_agent(host, meta),
             "lost": lambda: self._add(
-                Kind.AGENT, host, "the job's first process was killed", when_s=now_s
+                Kind.DIED, host, "the job's first process was killed", when_s=now_s
             ),
             "empty": lambda: self._on_empty(host, meta),
             "up": lambda: self._on_up(host, meta),

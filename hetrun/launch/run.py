@@ -14,8 +14,9 @@ from pathlib import Path
 from hetrun.arch import need_trainable
 from hetrun.errors import ExitCode, HetrunError, StorageError
 from hetrun.launch.addresses import check_together, choose_addresses
+from hetrun.launch.check import check_plan
 from hetrun.launch.diagnose import Evidence, Kind, root_first, to_failure
-from hetrun.launch.files import WORKER, HostFiles, Meeting, host_files, ranks_by_host, read_secrets
+from hetrun.launch.files import WORKER, HostFiles, Meeting, host_files, read_secrets
 from hetrun.launch.hosts import Hosts
 from hetrun.launch.monitor import Monitor
 from hetrun.launch.observer import Observer
@@ -212,13 +213,13 @@ def launch(
     `code` replaces the worker, for tests.
 
     Raises:
-        ConfigError: the plan does not fit torchrun, or a secret is not set.
+        ConfigError: the plan contradicts itself, or a secret is not set.
         HostError: a host cannot be reached.
         PreflightError: a host cannot run its part.
         StorageError: the run's folder cannot be written; everything is stopped then.
     """
     need_trainable(plan.recipe.model)
-    ranks_by_host(plan)
+    check_plan(plan)
     hidden = read_secrets(plan, environ)
     with Signals() as signals:
         now = datetime.now()  # noqa: DTZ005  the folder's name is for people, in their own time

@@ -76,11 +76,13 @@ def make_split(shape: Shape) -> Split:
         stages: list[StagePlan] = []
         first_layer = 0
         for index, (vendor, num_layers) in enumerate(shape.stages):
+            host = f"{vendor[0]}{number + 1}"
+            place = sum(rank.host == host for rank in ranks)
             rank = RankPlan(
                 rank=len(ranks),
-                host=f"{vendor[0]}{number + 1}",
-                local_rank=index,
-                device_index=index,
+                host=host,
+                local_rank=place,
+                device_index=place,
                 vendor=vendor,
                 model=f"{vendor}-100",
                 replica=number,

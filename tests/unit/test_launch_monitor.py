@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hetrun.runtime.worker
-from hetrun.launch.diagnose import Kind
+from hetrun.launch.diagnose import Kind, root_first
 from hetrun.launch.monitor import Monitor, waits_for_peers
 from hetrun.launch.rundir import RunDir
 from hetrun.model import HostSpec
@@ -101,6 +101,16 @@ def test_a_torchrun_that_hangs_after_its_ranks_is_named(monitor: Monitor) -> Non
     monitor.hang(60.0, 5.0)
     (piece,) = monitor.evidence
     assert (piece.host, piece.what) == ("b1", "torchrun hangs though its ranks are done")
+
+
+def test_the_death_of_all_processes_of_a_host_comes_before_the_peers_that_miss_them(
+    monitor: Monitor,
+) -> None:
+    words = {"kind": "PeerLostError", "message": "rank 1 did not send the gradient"}
+    _event(monitor, "a1", 0, **{**ERROR, **words, "wall_s": 4.9, "traceback": ""})
+    monitor.on_frame("b1", {"t": "lost"}, b"", 5.0)
+    root, *_ = root_first(monitor.evidence)
+    assert (root.host, root.rank) == ("b1", None)
 
 
 def test_a_host_cannot_speak_for_ranks_of_another(monitor: Monitor) -> None:
