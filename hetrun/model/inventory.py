@@ -16,6 +16,11 @@ from hetrun.model.base import (
 )
 
 
+MAX_DEVICES = (
+    1024  # of one host: larger hosts do not exist, and every device costs work in each step
+)
+
+
 class Connection(str, Enum):
     """How commands reach a host."""
 
@@ -67,8 +72,8 @@ class EmulatedChip(Noun):
         check_name("emulated vendor", self.vendor)
         check_name("emulated model", self.model)
         need(
-            self.num_devices >= 1,
-            f"emulated {self.model}: num_devices {self.num_devices}, need at least 1",
+            1 <= self.num_devices <= MAX_DEVICES,
+            f"emulated {self.model}: num_devices {self.num_devices}, need 1 to {MAX_DEVICES}",
         )
         need(
             self.flops_per_s > 0,
@@ -140,8 +145,8 @@ class HostSpec(Noun):
             f"host {self.name}: port {self.port}, need 1 to 65535",
         )
         need(
-            self.cpu_devices >= 1,
-            f"host {self.name}: cpu_devices {self.cpu_devices}, need at least 1",
+            1 <= self.cpu_devices <= MAX_DEVICES,
+            f"host {self.name}: cpu_devices {self.cpu_devices}, need 1 to {MAX_DEVICES}",
         )
         for key in self.env:
             need(

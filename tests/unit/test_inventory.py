@@ -242,3 +242,15 @@ def test_jump_host_without_a_key_of_its_own_tries_that_of_the_host(write: Write)
     text = "defaults: {identity: /k}\nhosts: {a: {jump: [g1, {addr: g2, identity: /own}]}}"
     (host,) = load_inventory(write(text)).hosts
     assert [hop.identity for hop in host.jump] == ["/k", "/own"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "cpu_devices: 99999999999999",
+        "emulate: {vendor: v, model: m, num_devices: 99999999999999, gflops: 1, memory: 1GiB}",
+    ],
+)
+def test_a_number_of_devices_that_would_run_for_ever_is_refused(write: Write, keys: str) -> None:
+    path = write(f"hosts: {{a: {{connection: local, {keys}}}}}")
+    assert "devices 99999999999999, need 1 to 1024" in error_of(path)
