@@ -151,6 +151,7 @@ class PlanLimits(Noun):
     """What the planner must keep to."""
 
     max_stages: int | None = None
+    max_shapes: int | None = None  # different kinds of replicas; fewer are simpler to run elsewhere
     memory_fraction: float = (
         0.92  # of a device's memory; the rest is for libraries and fragmentation
     )
@@ -161,6 +162,10 @@ class PlanLimits(Noun):
         need(
             self.max_stages is None or self.max_stages >= 1,
             f"plan: max_stages {self.max_stages}, need at least 1",
+        )
+        need(
+            self.max_shapes is None or self.max_shapes >= 1,
+            f"plan: max_shapes {self.max_shapes}, need at least 1",
         )
         need(
             0 < self.memory_fraction <= 1,

@@ -42,7 +42,7 @@ def plan(
     even = None if naive is None else _split(problem, naive, alone)
     if even is not None:
         check_split(even, facts, profile, recipe)
-    bound = lower_bound(problem)
+    bound = lower_bound(problem, shapes_s=outcome.bound_s)
     return Plan(
         created=created,
         recipe=recipe,

@@ -8,6 +8,7 @@ from math import floor, gcd
 
 from hetrun.planner.split import fill_parts
 
+_MOST_BITS = 4096  # rows; beyond, sums are searched rather than listed
 _SLACK = 1e-9  # of a cycle: a microbatch that ends exactly at the level counts as done
 
 
@@ -71,6 +72,8 @@ def _exact_counts(
     batch_rows: int, sizes: Sequence[int], least: dict[int, int], most: dict[int, int]
 ) -> dict[int, int] | None:
     """Return microbatches per size, within bounds, whose rows add up; large sizes first. None: impossible."""
+    if batch_rows > _MOST_BITS:
+        return _searched_counts(batch_rows, sizes, least, most)
     reachable = [1 << 0]  # bit n set: n rows can be made of the sizes so far, smallest first
     for rows in reversed(sizes):
         sums = 0
@@ -88,6 +91,28 @@ def _exact_counts(
                 left -= rows * count
                 break
     return counts
+
+
+def _searched_counts(
+    batch_rows: int, sizes: Sequence[int], least: dict[int, int], most: dict[int, int]
+) -> dict[int, int] | None:
+    """Return what `_exact_counts` does for large batches: as many of the largest size as leave the rest reachable.
+
+    Remainders repeat after as many counts as the other sizes have rows together, so no more are tried.
+    """
+    rows, *smaller = sizes
+    low = sum(size * least[size] for size in smaller)
+    high = sum(size * most[size] for size in smaller)
+    top = min(most[rows], (batch_rows - low) // rows)
+    bottom = max(least[rows], -(-(batch_rows - high) // rows))
+    for count in range(top, max(bottom - 1, top - sum(sizes) - 1), -1):
+        left = batch_rows - rows * count
+        if not smaller:
+            return {rows: count} if left == 0 else None
+        rest = _searched_counts(left, smaller, least, most)
+        if rest is not None:
+            return {rows: count, **rest}
+    return None
 
 
 def _share_out(parts: Sequence[Part], counts: dict[int, int]) -> tuple[tuple[int, ...], ...]:

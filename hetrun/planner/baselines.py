@@ -6,7 +6,7 @@ from hetrun.errors import NoPlanError
 from hetrun.model import Baseline
 from hetrun.planner.bound import ideal_rows_per_s
 from hetrun.planner.problem import Problem
-from hetrun.planner.search import Outcome, search
+from hetrun.planner.search import Outcome, is_large, search
 from hetrun.planner.words import shape_words
 
 
@@ -26,16 +26,17 @@ def _alone(
     """Plan one vendor alone; without other vendors that is the plan itself."""
     own = problem if len(problem.vendors) == 1 else problem.only(vendor)
     scaled_rows = _whole_rows(own, problem.batch_rows * share)
+    large = is_large(problem)
     why = shape = ""
     rows_per_s = scaled_rows_per_s = None
     try:
-        outcome = mixed if own is problem else search(own)
+        outcome = mixed if own is problem else search(own, large=large)
         rows_per_s = own.batch_rows / outcome.best.step_s
         shape = shape_words(outcome.best.layout.replicas)
         if scaled_rows == own.batch_rows:
             scaled_rows_per_s = rows_per_s
         else:
-            smaller = search(own.with_batch(scaled_rows))
+            smaller = search(own.with_batch(scaled_rows), large=large)
             scaled_rows_per_s = scaled_rows / smaller.best.step_s
     except NoPlanError as error:
         why = error.message.partition(" (")[0]

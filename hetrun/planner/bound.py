@@ -25,8 +25,11 @@ class Bound:
         return self.compute_s + self.optimizer_s
 
 
-def lower_bound(problem: Problem) -> Bound:
-    """Return the larger of two bounds on computing (all devices busy; one microbatch alone), plus the optimizer's."""
+def lower_bound(problem: Problem, *, shapes_s: float = 0.0) -> Bound:
+    """Return the larger of two bounds on computing (all devices busy; one microbatch alone), plus the optimizer's.
+
+    `shapes_s` is a bound on computing that holds for the replica shapes that were looked at; the larger one counts.
+    """
     updates_per_s = sum(
         len(kind.seats) / kind.optimizer_s_per_parameter
         for kind in problem.kinds
@@ -35,7 +38,7 @@ def lower_bound(problem: Problem) -> Bound:
     free = any(kind.optimizer_s_per_parameter <= 0 for kind in problem.kinds)
     parameters = arch.total_parameters(problem.model)
     return Bound(
-        compute_s=max(_busy_s(problem), _alone_s(problem)),
+        compute_s=max(_busy_s(problem), _alone_s(problem), shapes_s),
         optimizer_s=0.0 if free else parameters / updates_per_s,
     )
 

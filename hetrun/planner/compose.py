@@ -29,7 +29,7 @@ def combos(problem: Problem, shapes: Sequence[Shape], bound_s: float) -> Iterato
     by_use: dict[tuple[int, ...], list[Shape]] = {}
     for shape in shapes:
         by_use.setdefault(shape.use, []).append(shape)
-    capacity = tuple(len(kind.seats) for kind in problem.kinds)
+    capacity = problem.capacity
     multisets = _multisets(sorted(by_use, reverse=True), capacity)
     if multisets is not None:
         yield from _with_shapes(problem, multisets, by_use)

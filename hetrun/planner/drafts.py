@@ -81,6 +81,11 @@ def repaired(maker: ShapeMaker, combo: Combo) -> Groups | None:
     return None
 
 
+def within(problem: Problem, groups: Groups) -> bool:
+    """Whether a combination has no more different replicas than the recipe allows."""
+    return problem.max_shapes is None or len({g.shape for g in groups}) <= problem.max_shapes
+
+
 def judge(problem: Problem, groups: Groups) -> Candidate:
     """Lay out and simulate a combination."""
     drafts = [
@@ -103,7 +108,7 @@ def polish(maker: ShapeMaker, candidate: Candidate, *, budget: int) -> Candidate
         improved = False
         seen = {best.groups}
         for groups in _moves(maker, best):
-            if groups in seen:
+            if groups in seen or not within(maker.problem, groups):
                 continue
             seen.add(groups)
             tried = judge(maker.problem, groups)

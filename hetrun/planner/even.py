@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
+from hetrun.planner.cost import unit_seconds
 from hetrun.planner.drafts import plain_windows
 from hetrun.planner.layout import Draft, Layout, lay_out
 from hetrun.planner.problem import Problem, Seat
+from hetrun.planner.search import is_large
 from hetrun.planner.shapes import ShapeMaker
 from hetrun.planner.words import plural
 
@@ -17,14 +19,18 @@ _MOST_ORDERS = 24  # of vendors
 def even_split(problem: Problem) -> tuple[Layout | None, str]:
     """Return the best split with all devices, equal depth, equal rows and layers as equal as they divide.
 
-    Both ways in which frameworks number ranks are tried (a replica, or a stage, takes consecutive devices), and all
+    With many devices the depth that promises most is taken, and two orders of the vendors. Both ways in which frameworks number ranks are tried (a replica, or a stage, takes consecutive devices), and all
     orders of the vendors: the naive user is lucky. None, with the reason, where nothing fits.
     """
     maker = ShapeMaker(problem)
     best: Layout | None = None
     short = 0
     shapes = list(_shapes(problem))
+    if is_large(problem):
+        shapes = sorted(shapes, key=lambda shape: _rough_s(problem, *shape))
     for depth, rows in shapes:
+        if best is not None and is_large(problem):
+            break
         for seats in _seatings(problem, depth):
             drafts = _drafts(maker, seats, rows)
             if drafts is None:
@@ -53,14 +59,24 @@ def _shapes(problem: Problem) -> Iterator[tuple[int, int]]:
                 yield depth, rows
 
 
+def _rough_s(problem: Problem, depth: int, rows: int) -> float:
+    """Return about how long equal pipelines of this depth take: at the pace of the slowest device in its longest stage."""
+    layers = -(-problem.model.num_layers // depth)
+    turns = problem.batch_rows // (rows * (problem.num_devices // depth)) + depth - 1
+    return turns * layers * max(unit_seconds(kind.timings[rows])[0] for kind in problem.groups)
+
+
 def _seatings(problem: Problem, depth: int) -> Iterator[list[list[Seat]]]:
     """Yield devices per replica and stage; equal ones once."""
     seen = set()
-    for order in islice(permutations(problem.vendors), _MOST_ORDERS):
+    orders = list(islice(permutations(problem.vendors), _MOST_ORDERS))
+    if is_large(problem):
+        orders = [problem.vendors, problem.vendors[::-1]]
+    for order in orders:
         seats = [
             seat
             for vendor in order
-            for kind in problem.kinds
+            for kind in problem.groups
             if kind.vendor == vendor
             for seat in kind.seats
         ]
@@ -77,7 +93,7 @@ def _seatings(problem: Problem, depth: int) -> Iterator[list[list[Seat]]]:
 def _drafts(maker: ShapeMaker, places: Sequence[Sequence[Seat]], rows: int) -> list[Draft] | None:
     """Return equal replicas on these devices, None where one does not fit."""
     problem = maker.problem
-    kind_of = {seat: number for number, kind in enumerate(problem.kinds) for seat in kind.seats}
+    kind_of = {seat: problem.kinds.index(kind) for kind in problem.groups for seat in kind.seats}
     depth = len(places[0])
     share, more = divmod(problem.model.num_layers, depth)
     layers = [share + (stage < more) for stage in range(depth)]

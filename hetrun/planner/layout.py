@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import groupby
 
 from hetrun import arch
@@ -79,29 +80,62 @@ def place(problem: Problem, drafts: Sequence[Draft]) -> list[list[Seat]]:
     """Choose a device for every stage: largest blocks first, each in the fullest host that still holds it whole."""
     places: list[list[Seat | None]] = [[None] * draft.shape.num_stages for draft in drafts]
     for kind in range(len(problem.kinds)):
-        free: dict[int, list[Seat]] = {}
-        for seat in problem.kinds[kind].seats:
-            free.setdefault(seat.host_number, []).append(seat)
+        free = FreeSeats(problem.kinds[kind].seats)
         blocks = [
             (replica, [stage for stage, k in enumerate(draft.shape.kinds) if k == kind])
             for replica, draft in enumerate(drafts)
         ]
         for replica, stages in sorted(blocks, key=lambda block: (-len(block[1]), block[0])):
-            for stage, seat in zip(stages, _take(free, len(stages)), strict=True):
+            for stage, seat in zip(stages, free.take(len(stages)), strict=True):
                 places[replica][stage] = seat
     return [[seat for seat in stages if seat is not None] for stages in places]
 
 
-def _take(free: dict[int, list[Seat]], count: int) -> list[Seat]:
-    """Take `count` seats out of one host, the one with the fewest to spare, else from the first ones on."""
-    whole = [host for host, seats in free.items() if len(seats) >= count]
-    taken: list[Seat] = []
-    hosts = [min(whole, key=lambda host: (len(free[host]), host))] if whole else sorted(free)
-    for host in hosts:
-        wanted = count - len(taken)
-        taken += free[host][:wanted]
-        free[host] = free[host][wanted:]
-    return taken
+class FreeSeats:
+    """Free devices of one group, by host; taking some costs the same however many hosts there are."""
+
+    def __init__(self, seats: Sequence[Seat]) -> None:
+        self._free: dict[int, list[Seat]] = {}
+        for seat in reversed(seats):
+            self._free.setdefault(seat.host_number, []).append(seat)  # the next one is the last
+        self._hosts: dict[int, list[int]] = {}  # by number of free devices: a heap, with stale ones
+        for host, held in self._free.items():
+            self._hosts.setdefault(len(held), []).append(host)
+        for hosts in self._hosts.values():
+            heapify(hosts)
+        self._any = sorted(self._free)  # hosts that may have free devices, a heap
+        self._most = max(self._hosts, default=0)
+
+    def take(self, count: int) -> list[Seat]:
+        """Take `count` seats out of one host, the one with the fewest to spare, else from the first ones on."""
+        if count == 0:
+            return []
+        for size in range(count, self._most + 1):
+            host = self._first(size)
+            if host is not None:
+                return self._from(host, count)
+        taken: list[Seat] = []
+        while len(taken) < count and self._any:
+            if not self._free[self._any[0]]:
+                heappop(self._any)
+                continue
+            host = self._any[0]
+            taken += self._from(host, min(count - len(taken), len(self._free[host])))
+        return taken
+
+    def _first(self, size: int) -> int | None:
+        """Return the first host with exactly `size` free devices."""
+        hosts = self._hosts.get(size, [])
+        while hosts and len(self._free[hosts[0]]) != size:
+            heappop(hosts)
+        return hosts[0] if hosts else None
+
+    def _from(self, host: int, count: int) -> list[Seat]:
+        held = self._free[host]
+        taken = [held.pop() for _ in range(count)]
+        if held:
+            heappush(self._hosts.setdefault(len(held), []), host)
+        return taken
 
 
 def _rank(seat: Seat, rank: int, local_rank: int, *, replica: int, stage: int) -> RankPlan:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,7 +62,10 @@ class Kind:
     limit_bytes: int | None  # what a plan may count on
     optimizer_s_per_parameter: float
     timings: Mapping[int, RowTiming]  # by rows of a microbatch
-    seats: tuple[Seat, ...]
+    seats: tuple[Seat, ...]  # shared by all kinds of one group
+    group: int = 0  # kinds of one group are the same devices, used in other ways
+    tp: int = 1  # devices that share each layer of a stage
+    recompute: bool = False  # the backward runs the forward again and holds only the layers' inputs
 
     @property
     def name(self) -> str:
@@ -71,8 +75,7 @@ class Kind:
     @cached_property
     def most_on_one_host(self) -> int:
         """Most of these devices that sit in one host."""
-        hosts = [seat.host_number for seat in self.seats]
-        return max(hosts.count(host) for host in set(hosts))
+        return max(Counter(seat.host_number for seat in self.seats).values())
 
     def rows_per_s(self, num_layers: int) -> float:
         """Rows per second of one device that holds the whole model, at its best microbatch size."""
@@ -92,6 +95,7 @@ class Problem:
     kinds: tuple[Kind, ...]
     links: tuple[Link, ...]
     notes: tuple[str, ...] = ()
+    max_shapes: int | None = None  # different replicas
 
     @cached_property
     def reduce_cache(self) -> dict[tuple[tuple[tuple[str, int], ...], int], float]:
@@ -108,6 +112,25 @@ class Problem:
         return {}
 
     @cached_property
+    def groups(self) -> tuple[Kind, ...]:
+        """The first kind of every group: each device in exactly one of them."""
+        first: dict[int, Kind] = {}
+        for kind in self.kinds:
+            first.setdefault(kind.group, kind)
+        return tuple(first.values())
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """For each kind, the place of its group in `groups`."""
+        numbers = {kind.group: place for place, kind in enumerate(self.groups)}
+        return tuple(numbers[kind.group] for kind in self.kinds)
+
+    @property
+    def capacity(self) -> tuple[int, ...]:
+        """Devices of each group."""
+        return tuple(len(kind.seats) for kind in self.groups)
+
+    @cached_property
     def vendors(self) -> tuple[str, ...]:
         """Vendors in canonical order."""
         return tuple(sorted({kind.vendor for kind in self.kinds}))
@@ -116,6 +139,14 @@ class Problem:
     def speeds(self) -> tuple[float, ...]:
         """Rows per second of one device of each kind, with the whole model to itself."""
         return tuple(kind.rows_per_s(self.model.num_layers) for kind in self.kinds)
+
+    @cached_property
+    def group_speeds(self) -> tuple[float, ...]:
+        """Rows per second of one device of each group, used in its best way."""
+        best: dict[int, float] = {}
+        for kind, speed in zip(self.kinds, self.speeds, strict=True):
+            best[kind.group] = max(best.get(kind.group, 0.0), speed / kind.tp)
+        return tuple(best[kind.group] for kind in self.groups)
 
     @cached_property
     def inside(self) -> dict[str, LinkKind]:
@@ -131,7 +162,7 @@ class Problem:
     @property
     def num_devices(self) -> int:
         """Devices of all kinds."""
-        return sum(len(kind.seats) for kind in self.kinds)
+        return sum(len(kind.seats) for kind in self.groups)
 
     def link(self, kind: LinkKind, a: str, b: str) -> Link:
         """Return the figures of a link; looked up once."""
@@ -190,7 +221,7 @@ def read_problem(
             hint="see what `hetrun probe` says about each host",
         )
     notes: list[str] = []
-    kinds = []
+    kinds: list[Kind] = []
     for (vendor, model, memory), members in sorted(_grouped(seats).items(), key=_kind_order):
         figures = _figures(profile, members[0], vendor=vendor, model=model)
         notes += _row_notes(figures, choices)
@@ -203,6 +234,7 @@ def read_problem(
                 optimizer_s_per_parameter=figures.optimizer_s_per_parameter,
                 timings={rows: timing_at(figures, rows) for rows in choices},
                 seats=tuple(members),
+                group=len(kinds),
             )
         )
     for note in notes:
@@ -217,6 +249,7 @@ def read_problem(
         kinds=tuple(kinds),
         links=profile.links,
         notes=tuple(dict.fromkeys(notes)),
+        max_shapes=recipe.plan.max_shapes,
     )
 
 

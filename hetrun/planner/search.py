@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations
 
@@ -21,9 +21,11 @@ from hetrun.planner.drafts import (
     polish,
     repaired,
     widened,
+    within,
 )
 from hetrun.planner.estimate import Combo, quickest
 from hetrun.planner.problem import Problem
+from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
 from hetrun.planner.shapes import ShapeMaker, enumerate_shapes
 from hetrun.planner.words import plural
 
@@ -37,6 +39,10 @@ _SMALL = 8
 _POLISH_BUDGET = 40  # simulations per polished combination
 _MOST_ORDERS = 24
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
+_MANY = 24  # devices; with more of them shapes are handled as arrays
+_NUM_SCALED = 8  # combinations of many devices that the simulator ranks
+_RANKS_BUDGET = 500  # ranks laid out in one search of many devices, after the first combination
+_NUM_POLISHED_MANY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,65 +52,127 @@ class Outcome:
     best: Candidate
     runner_up: Candidate | None
     memory_bound: bool
+    bound_s: float = 0.0  # computing that no split into the shapes that were looked at beats
+    num_shapes: int = 0  # 0: the bound holds for any split
 
 
-def search(problem: Problem, *, quick: bool = False) -> Outcome:
+def is_large(problem: Problem) -> bool:
+    """Whether there are so many devices that shapes are handled as arrays."""
+    return problem.num_devices > _MANY
+
+
+def search(problem: Problem, *, quick: bool = False, large: bool = False) -> Outcome:
     """Return the quickest split within the allowed shapes; `quick` ones may miss the last percent.
+
+    `large` searches few devices as it does many: a part of a large problem.
 
     Raises:
         NoPlanError: nothing fits, or the batch cannot be made of whole microbatches.
     """
     _check_batch(problem)
     maker = ShapeMaker(problem)
+    if large or is_large(problem):
+        return _search_many(maker, quick=quick)
     shapes = enumerate_shapes(maker, quick=quick)
     if not shapes:
         raise shortage(maker)
-    found = combos(problem, shapes, lower_bound(problem).compute_s)
+    found = _allowed(problem, combos(problem, shapes, lower_bound(problem).compute_s))
     most = _NUM_SIMULATED_QUICK if quick else _NUM_SIMULATED
     judged = _simulate(maker, quickest(problem, found, most=most))
     if not judged:
-        raise NoPlanError(
-            f"no whole microbatches of {list(problem.row_choices)} rows share out"
-            f" {problem.batch_rows} rows",
-            hint="add 1 to train.microbatch_rows, or change train.global_batch_rows",
-        )
+        raise _no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged)
-    best = narrowed(problem, best_of(polished))
-    others = [c for c in [*polished, *judged] if _outline(c) != _outline(best)]
+    best, runner_up = _first_two(problem, [*polished, *judged])
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
     return Outcome(
         best=best,
-        runner_up=best_of(others) if others else None,
+        runner_up=runner_up,
         memory_bound=maker.dropped_for_memory > 0 or any(shape.memory_bound for shape in shapes),
     )
 
 
-def _simulate(maker: ShapeMaker, ranked: Sequence[Combo]) -> list[Candidate]:
-    """Judge combinations in order, with wide windows where they fit, until the budget of events is spent."""
+def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:
+    """Search with all shapes as arrays and a linear programme over how many of each there are."""
+    problem = maker.problem
+    shapes = many_shapes(maker)
+    if not len(shapes):
+        raise shortage(maker)
+    bound_s = 0.0 if quick else bound_of(problem, shapes)
+    found = scaled_combos(maker, shapes, exact=not quick)
+    most = 1 if quick else _NUM_SCALED
+    judged = _simulate(maker, quickest(problem, found, most=most), most_ranks=_RANKS_BUDGET)
+    if not judged:
+        raise _no_microbatches(problem)
+    polished = judged if quick else _polish_best(maker, judged, many=True)
+    best, runner_up = _first_two(problem, [*polished, *judged])
+    log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
+    return Outcome(
+        best=best,
+        runner_up=runner_up,
+        memory_bound=shapes.dropped_for_memory > 0 or maker.dropped_for_memory > 0,
+        bound_s=bound_s,
+        num_shapes=len(shapes),
+    )
+
+
+def _allowed(problem: Problem, found: Iterable[Combo]) -> Iterator[Combo]:
+    """Yield combinations of no more shapes than the recipe allows."""
+    most = problem.max_shapes
+    return (combo for combo in found if most is None or len(combo) <= most)
+
+
+def _no_microbatches(problem: Problem) -> NoPlanError:
+    hint = "add 1 to train.microbatch_rows, or change train.global_batch_rows"
+    if problem.max_shapes is not None:
+        hint += ", or raise plan.max_shapes"
+    return NoPlanError(
+        f"no whole microbatches of {list(problem.row_choices)} rows share out"
+        f" {problem.batch_rows} rows",
+        hint=hint,
+    )
+
+
+def _first_two(problem: Problem, judged: Sequence[Candidate]) -> tuple[Candidate, Candidate | None]:
+    """Return the best candidate, with narrow windows where they cost nothing, and the best that is built otherwise."""
+    best = narrowed(problem, best_of(judged))
+    others = [candidate for candidate in judged if _outline(candidate) != _outline(best)]
+    return best, best_of(others) if others else None
+
+
+def _simulate(
+    maker: ShapeMaker, ranked: Sequence[Combo], *, most_ranks: int | None = None
+) -> list[Candidate]:
+    """Judge combinations in order, with wide windows where they fit, until a budget is spent."""
     problem = maker.problem
     judged: list[Candidate] = []
-    events = 0
+    events = ranks = 0
     for combo in ranked:
         groups = groups_of(problem, combo) or repaired(maker, combo)
-        if groups is None:
+        if groups is None or not within(problem, groups):
             continue
         judged.append(judge(problem, widened(maker, groups)))
         events += _events(groups)
-        if events > _EVENTS_BUDGET:
+        ranks += len(judged[-1].layout.ranks)
+        if events > _EVENTS_BUDGET or (most_ranks is not None and ranks > most_ranks):
             break
     return judged
 
 
-def _polish_best(maker: ShapeMaker, judged: Sequence[Candidate]) -> list[Candidate]:
+def _polish_best(
+    maker: ShapeMaker, judged: Sequence[Candidate], *, many: bool = False
+) -> list[Candidate]:
     """Polish the best few that differ in their outline; more of them where simulations are short."""
     chosen: dict[tuple[object, ...], Candidate] = {}
     for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
         chosen.setdefault(_outline(candidate), candidate)
     polished = []
-    small = maker.problem.num_devices <= _SMALL
-    most = _NUM_POLISHED_SMALL if small else _NUM_POLISHED
+    num_devices = maker.problem.num_devices
+    most = _NUM_POLISHED_SMALL if num_devices <= _SMALL else _NUM_POLISHED
+    most_tries = _POLISH_BUDGET
+    if many:
+        most, most_tries = _NUM_POLISHED_MANY, min(_POLISH_BUDGET, _RANKS_BUDGET // num_devices)
     for candidate in list(chosen.values())[:most]:
-        budget = min(_POLISH_BUDGET, _EVENTS_BUDGET // (most * _events(candidate.groups)))
+        budget = min(most_tries, _EVENTS_BUDGET // (most * _events(candidate.groups)))
         polished.append(polish(maker, candidate, budget=budget))
     return polished
 

@@ -35,9 +35,14 @@ def gradient_buckets(
     is the final norm alone. What a single rank holds needs no sync and is left out.
     """
     known = {rank.rank for rank in split_ranks}
+    holders = _holders(replicas)
     members: dict[tuple[int, ...], list[str]] = {}
+    owners_of: dict[tuple[int, ...], tuple[int, ...]] = {}  # by places in holders
     for unit in _units_backward(model):
-        owners = tuple(sorted(_owners(unit, replicas, model)))
+        places = _owners(unit, list(holders), model)
+        if places not in owners_of:
+            owners_of[places] = tuple(sorted(_ranks_at(holders, places)))
+        owners = owners_of[places]
         if not known.issuperset(owners):
             raise ValueError(f"{unit} is held by ranks {list(owners)}, some of which are unknown")
         if len(owners) > 1:
@@ -71,21 +76,38 @@ def _units_backward(model: ModelSpec) -> Iterator[str]:
     yield "embedding"
 
 
-def _owners(unit: str, replicas: Sequence[ReplicaPlan], model: ModelSpec) -> set[int]:
-    """Return the ranks that hold the parameters of a unit."""
-    owners: set[int] = set()
-    layer = int(unit.removeprefix("layer.")) if unit.startswith("layer.") else None
+_Held = tuple[int, int, bool, bool]  # first layer, number of layers, embedding, head
+
+
+def _holders(replicas: Sequence[ReplicaPlan]) -> dict[_Held, list[int]]:
+    """Return the ranks by what they hold: there are few different stages, however many replicas."""
+    holders: dict[_Held, list[int]] = {}
     for replica in replicas:
         for stage in replica.stages:
-            if layer is not None:
-                holds = stage.first_layer <= layer < stage.first_layer + stage.num_layers
-            elif unit == "head":
-                holds = stage.has_head
-            else:
-                holds = stage.has_embedding or (model.tied_embeddings and stage.has_head)
-            if holds:
-                owners.update(stage.ranks)
-    return owners
+            held = (stage.first_layer, stage.num_layers, stage.has_embedding, stage.has_head)
+            holders.setdefault(held, []).extend(stage.ranks)
+    return holders
+
+
+def _ranks_at(holders: dict[_Held, list[int]], places: Sequence[int]) -> set[int]:
+    ranks = list(holders.values())
+    return {rank for place in places for rank in ranks[place]}
+
+
+def _owners(unit: str, stages: Sequence[_Held], model: ModelSpec) -> tuple[int, ...]:
+    """Return the places of the stages that hold the parameters of a unit."""
+    layer = int(unit.removeprefix("layer.")) if unit.startswith("layer.") else None
+    owners = []
+    for place, (first_layer, num_layers, has_embedding, has_head) in enumerate(stages):
+        if layer is not None:
+            holds = first_layer <= layer < first_layer + num_layers
+        elif unit == "head":
+            holds = has_head
+        else:
+            holds = has_embedding or (model.tied_embeddings and has_head)
+        if holds:
+            owners.append(place)
+    return tuple(owners)
 
 
 def find_link(links: Sequence[Link], kind: LinkKind, a: str, b: str) -> Link:

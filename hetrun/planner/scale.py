@@ -1,0 +1,379 @@
+"""Candidate combinations for many devices: all replica shapes as arrays, their split, and how many of each.
+
+The number of devices enters only as a capacity, so 100,000 take as long as 100. Judging is left to `search.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations, product
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from hetrun import arch
+from hetrun.model import LinkKind
+from hetrun.planner.batch import split_many
+from hetrun.planner.cost import send_seconds, unit_seconds
+from hetrun.planner.estimate import Combo
+from hetrun.planner.multiply import (
+    Columns,
+    Counts,
+    few_shapes,
+    relaxed_deadline,
+    whole_replicas,
+)
+from hetrun.planner.problem import Problem
+from hetrun.planner.shapes import Shape, ShapeMaker, likely_link
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+Blocks = tuple[tuple[int, int], ...]  # (kind, stages), in order
+
+_MOST_TEMPLATES = 9000
+_MOST_TEMPLATES_SMALL = 1500
+_SMALL = 128  # devices, up to here
+_MOST_DEPTH = 128
+_GRIDS = (
+    (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128),
+    (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
+    (1, 2, 4, 8, 16, 32, 64, 128),
+    (1, 2, 4, 8, 16),
+    (1, 2, 4, 8),
+    (1, 4),
+    (2,),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManyShapes:
+    """Replica shapes as arrays; entry i of each belongs to `blocks[i]` with `rows[i]`."""
+
+    blocks: tuple[Blocks, ...]
+    rows: tuple[int, ...]
+    columns: Columns  # with the fill of 1F1B, links, and the gradient sync inside a vendor
+    least: Columns  # with nothing but the slowest stage: no split of these stages is quicker
+    across_s: Floats  # sync across vendors on top
+    num_groups: Floats  # groups of devices that a shape mixes
+    dropped_for_memory: int
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+def many_shapes(maker: ShapeMaker) -> ManyShapes:
+    """Enumerate ordered blocks of kinds (one per group at most) with every microbatch size, and split the layers."""
+    import numpy as np
+
+    problem = maker.problem
+    templates = list(_templates(problem))
+    pairs = [(blocks, rows) for rows in problem.row_choices for blocks in templates]
+    kinds, sizes = _stages(templates)
+    kinds = np.tile(kinds, (len(problem.row_choices), 1))
+    sizes = np.tile(sizes, len(problem.row_choices))
+    row_numbers = np.repeat(np.arange(len(problem.row_choices)), len(templates))
+    tables = _Tables(maker, int(sizes.max()))
+    used = kinds >= 0
+    index = np.arange(kinds.shape[1])
+    windows = np.maximum(sizes[:, None] - index, 1)
+    first = np.broadcast_to(index == 0, kinds.shape)
+    last = used & (windows == 1)
+    at = (kinds, row_numbers[:, None])
+    unit = np.where(used, tables.layer_s[at], np.inf)
+    start = tables.embedding_s[at] * first + tables.head_s[at] * last
+    caps = tables.caps[(*at, windows, first.astype(int))]
+    layers, fits = split_many(problem.model.num_layers, unit, start, caps)
+    kept = np.flatnonzero(fits)
+    seconds = np.where(used, start + layers * np.where(used, unit, 0.0), 0.0)[kept]
+    need = _need(problem, kinds[kept])
+    cycle_s = seconds.max(axis=1)
+    rows = np.asarray(problem.row_choices, dtype=float)[row_numbers[kept]]
+    fill_s = _fill(seconds, sizes[kept], _typical(problem, need, rows))
+    fill_s = fill_s + 2 * tables.links(kinds[kept], row_numbers[kept])
+    inside_s, across_s = _sync(problem, kinds[kept], layers[kept], need)
+    inside_s = inside_s + tables.optimizer(kinds[kept], layers[kept])
+    return ManyShapes(
+        blocks=tuple(pairs[i][0] for i in kept),
+        rows=tuple(pairs[i][1] for i in kept),
+        columns=Columns(need=need, rows=rows, fill_s=fill_s + inside_s, cycle_s=cycle_s),
+        least=Columns(need=need, rows=rows, fill_s=np.zeros(len(kept)), cycle_s=cycle_s),
+        across_s=across_s,
+        num_groups=(need > 0).sum(axis=0),
+        dropped_for_memory=len(pairs) - len(kept),
+    )
+
+
+def bound_of(problem: Problem, shapes: ManyShapes) -> float:
+    """Return seconds of computing that no combination of these shapes beats, however their layers are split."""
+    deadline = relaxed_deadline(shapes.least, problem.capacity, problem.batch_rows)
+    return 0.0 if deadline is None else deadline.bound_s
+
+
+def scaled_combos(maker: ShapeMaker, shapes: ManyShapes, *, exact: bool = True) -> Iterator[Combo]:
+    """Yield good combinations of each family (all, one group per replica, mixed, without a vendor, one shape)."""
+    problem = maker.problem
+    everything = shapes.columns
+    seen: set[tuple[tuple[int, int], ...]] = set()
+    for chosen, across in _families(problem, shapes):
+        columns = everything.some(chosen)
+        if across:
+            columns = Columns(
+                need=columns.need,
+                rows=columns.rows,
+                fill_s=columns.fill_s + shapes.across_s[chosen],
+                cycle_s=columns.cycle_s,
+            )
+        for counts in _answers(problem, columns, exact=exact):
+            numbered = tuple(sorted((int(chosen[j]), n) for j, n in counts.items()))
+            if numbered and numbered not in seen:
+                seen.add(numbered)
+                combo = _combo(maker, shapes, numbered)
+                if combo is not None:
+                    yield combo
+
+
+def _answers(problem: Problem, columns: Columns, *, exact: bool) -> Iterator[Counts]:
+    """Yield counts of replicas: the best of any number of shapes, and of one."""
+    max_shapes = problem.max_shapes
+    if max_shapes is None:
+        exact = exact and problem.num_devices > _SMALL and len(problem.groups) > 1
+        whole = whole_replicas(columns, problem.capacity, problem.batch_rows, exact=exact)
+        if whole is not None:
+            yield whole[0]
+    for most in sorted({1, max_shapes or 1}):
+        few = few_shapes(columns, problem.capacity, problem.batch_rows, most=most)
+        if few is not None:
+            yield few[0]
+
+
+def _families(problem: Problem, shapes: ManyShapes) -> Iterator[tuple[Any, bool]]:
+    """Yield numbers of shapes, and whether gradients of a layer then cross vendors."""
+    import numpy as np
+
+    everything = np.arange(len(shapes))
+    several = len(problem.vendors) > 1
+    yield everything, several
+    if len(problem.groups) == 1:
+        return
+    yield everything[shapes.num_groups == 1], several
+    yield everything[shapes.num_groups > 1], False
+    for vendor in problem.vendors:
+        own = np.asarray([kind.vendor == vendor for kind in problem.groups])
+        need = shapes.columns.need
+        if several:
+            yield everything[(need[~own] == 0).all(axis=0)], False
+        if len(problem.vendors) > 2:
+            yield everything[(need[own] == 0).all(axis=0)], True
+
+
+def _combo(
+    maker: ShapeMaker, shapes: ManyShapes, numbered: Sequence[tuple[int, int]]
+) -> Combo | None:
+    """Return the combination with shapes as the rest of the planner knows them."""
+    combo: list[tuple[Shape, int]] = []
+    for number, count in numbered:
+        stages = tuple(kind for kind, size in shapes.blocks[number] for _ in range(size))
+        shape = maker.make(stages, shapes.rows[number])
+        if shape is None:
+            return None
+        combo.append((shape, count))
+    return tuple(combo)
+
+
+def _templates(problem: Problem) -> Iterator[Blocks]:
+    """Yield ordered blocks: one group alone, two in both orders, more of them slow first and large memory first."""
+    depth = min(problem.max_stages, _MOST_DEPTH)
+    budget = _MOST_TEMPLATES_SMALL if problem.num_devices <= _SMALL else _MOST_TEMPLATES
+    budget //= len(problem.row_choices)
+    num_groups = len(problem.groups)
+    for mixed in range(1, num_groups + 1):
+        subsets = list(combinations(range(num_groups), mixed))
+        for grid in _GRIDS:
+            choices = [_blocks(problem, group, grid, depth) for group in range(num_groups)]
+            orders = 1 if mixed == 1 else 2
+            total = orders * sum(
+                _product(len(choices[group]) for group in subset) for subset in subsets
+            )
+            if total <= budget:
+                break
+        for subset in subsets:
+            for blocks in product(*(choices[group] for group in subset)):
+                if sum(size for _, size in blocks) <= depth:
+                    yield from _ordered(problem, blocks)
+
+
+def _product(numbers: Iterator[int]) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result
+
+
+def _blocks(problem: Problem, group: int, grid: Sequence[int], depth: int) -> list[tuple[int, int]]:
+    """Return the blocks to try for a group of devices: every kind of it, with sizes of a grid that its devices allow."""
+    found = []
+    for number, kind in enumerate(problem.kinds):
+        if problem.places[number] == group:
+            most = min(depth, len(kind.seats) // kind.tp)
+            found += [(number, size) for size in grid if size <= most]
+    return found
+
+
+def _ordered(problem: Problem, blocks: Blocks) -> Iterator[Blocks]:
+    """Yield the orders that a replica's blocks are tried in."""
+    if len(blocks) <= 2:
+        yield from permutations(blocks)
+        return
+    rows = problem.row_choices[0]
+    limits = [inf if kind.limit_bytes is None else kind.limit_bytes for kind in problem.kinds]
+    slow_first = sorted(blocks, key=lambda b: -problem.kinds[b[0]].timings[rows].layer_forward_s)
+    large_first = sorted(blocks, key=lambda b: -limits[b[0]])
+    yield from dict.fromkeys((tuple(slow_first), tuple(large_first)))
+
+
+def _stages(templates: Sequence[Blocks]) -> tuple[Any, Any]:
+    """Return the kind of every stage of every template (-1: no such stage) and the numbers of stages."""
+    import numpy as np
+
+    sizes = np.asarray([sum(size for _, size in blocks) for blocks in templates])
+    kinds = np.full((len(templates), int(sizes.max())), -1)
+    for number, blocks in enumerate(templates):
+        begin = 0
+        for kind, size in blocks:
+            kinds[number, begin : begin + size] = kind
+            begin += size
+    return kinds, sizes
+
+
+class _Tables:
+    """What a stage costs and holds by kind and microbatch size, as arrays to index with."""
+
+    def __init__(self, maker: ShapeMaker, depth: int) -> None:
+        import numpy as np
+
+        problem = maker.problem
+        self.problem = problem
+        units = np.asarray(
+            [
+                [unit_seconds(kind.timings[rows]) for rows in problem.row_choices]
+                for kind in problem.kinds
+            ]
+        )
+        self.layer_s, self.embedding_s, self.head_s = units[..., 0], units[..., 1], units[..., 2]
+        caps = [
+            [
+                [
+                    [
+                        maker.cap(kind, rows, size=window + 1 - first, index=1 - first)
+                        for first in (0, 1)
+                    ]
+                    for window in range(1, depth + 1)
+                ]
+                for rows in problem.row_choices
+            ]
+            for kind in range(len(problem.kinds))
+        ]
+        zero = np.zeros((len(problem.kinds), len(problem.row_choices), 1, 2))
+        self.caps = np.concatenate([zero, np.asarray(caps, dtype=float)], axis=2)
+        self.hop_s = np.asarray(
+            [
+                [
+                    [
+                        send_seconds(
+                            likely_link(problem, a, b, together=True),
+                            arch.boundary_bytes(
+                                problem.model, problem.dtype, rows, problem.seq_len
+                            ),
+                        )
+                        for rows in problem.row_choices
+                    ]
+                    for b in range(len(problem.kinds))
+                ]
+                for a in range(len(problem.kinds))
+            ]
+        )
+        self.update_s = np.asarray(
+            [
+                kind.optimizer_s_per_parameter * arch.layer_parameters(problem.model)
+                for kind in problem.kinds
+            ]
+        )
+
+    def links(self, kinds: Any, row_numbers: Any) -> Any:
+        """Return seconds that one microbatch spends on links, one way."""
+        import numpy as np
+
+        a, b = kinds[:, :-1], kinds[:, 1:]
+        hops = np.where(b >= 0, self.hop_s[a, b, row_numbers[:, None]], 0.0)
+        return hops.sum(axis=1)
+
+    def optimizer(self, kinds: Any, layers: Any) -> Any:
+        """Return about how long the slowest stage updates its parameters."""
+        return (self.update_s[kinds] * layers).max(axis=1)
+
+
+def _need(problem: Problem, kinds: Any) -> Floats:
+    """Return devices per group and shape."""
+    import numpy as np
+
+    need = np.zeros((len(problem.groups), len(kinds)))
+    for number, kind in enumerate(problem.kinds):
+        need[problem.places[number]] += kind.tp * (kinds == number).sum(axis=1)
+    return need
+
+
+def _typical(problem: Problem, need: Floats, rows: Floats) -> Floats:
+    """Return about how many microbatches a replica gets: its devices' share of all speed."""
+    import numpy as np
+
+    speeds = np.asarray(problem.group_speeds)
+    share = speeds @ need / float(speeds @ np.asarray(problem.capacity))
+    typical: Floats = np.maximum(1.0, np.round(problem.batch_rows * share / rows))
+    return typical
+
+
+def _fill(seconds: Floats, sizes: Any, count: Floats) -> Floats:
+    """Return what plain 1F1B with free links takes beyond its cycles; see `shapes.py` for the formula (f = b / 2 here)."""
+    import numpy as np
+
+    total = seconds.sum(axis=1)
+    before = np.cumsum(seconds, axis=1) - seconds
+    rest = total[:, None] - before - seconds
+    index = np.arange(seconds.shape[1])
+    ahead = np.minimum(np.maximum(sizes[:, None] - index, 1), count[:, None]) - 1
+    waits_f = np.maximum(0.0, rest - ahead * seconds / 3)
+    waits_b = np.maximum(0.0, rest - ahead * seconds * 2 / 3)
+    waits = np.where(count[:, None] > ahead + 1, waits_f + waits_b, np.maximum(waits_f, waits_b))
+    end = (before + count[:, None] * seconds + waits).max(axis=1)
+    fill: Floats = end - count * seconds.max(axis=1)
+    return fill
+
+
+def _sync(problem: Problem, kinds: Any, layers: Any, need: Floats) -> tuple[Floats, Floats]:
+    """Return about how long the busiest stage's gradients take: inside its vendor, and across vendors on top."""
+    import numpy as np
+
+    element = arch.BYTES_PER_ELEMENT[problem.dtype]
+    num_bytes = layers * arch.layer_parameters(problem.model) * element
+    inside = np.zeros(len(kinds))
+    capacity = np.asarray(problem.capacity, dtype=float)
+    for number, kind in enumerate(problem.kinds):
+        place = problem.places[number]
+        members = np.maximum(1.0, capacity[place] / np.maximum(need[place], 1.0))
+        link = problem.link(problem.inside[kind.vendor], kind.vendor, kind.vendor)
+        held = np.where(kinds == number, num_bytes, 0.0).max(axis=1) / kind.tp
+        hop_s = link.latency_s + held / members / link.bytes_per_s
+        inside = np.maximum(inside, np.where(held > 0, 2 * (members - 1) * hop_s, 0.0))
+    across = np.zeros(len(kinds))
+    size = len(problem.vendors)
+    if size > 1:
+        names = problem.vendors
+        most = num_bytes.max(axis=1) / size
+        for a, b in zip(names, (*names[1:], names[0]), strict=True):
+            link = problem.link(LinkKind.ACROSS, a, b)
+            across = np.maximum(across, 2 * (size - 1) * (link.latency_s + most / link.bytes_per_s))
+    return inside, across
