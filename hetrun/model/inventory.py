@@ -15,7 +15,6 @@ from hetrun.model.base import (
     need,
 )
 
-
 MAX_DEVICES = (
     1024  # of one host: larger hosts do not exist, and every device costs work in each step
 )

@@ -56,7 +56,7 @@ def test_plan_that_is_no_object_is_refused(data: object, tmp_path: Path) -> None
         ({"flops_per_s": None}, "here.flops_per_s: got null, need float"),
         ({"flops_per_s": True}, "here.flops_per_s: got true, need float"),
         ({"vendor": 1}, "here.vendor: got 1, need str"),
-        ({"num_devices": 0}, "here: emulated r1: num_devices 0, need at least 1"),
+        ({"num_devices": 0}, "here: emulated r1: num_devices 0, need 1 to 1024"),
     ],
 )
 def test_wrong_value_is_refused_with_its_place(changes: dict[str, Any], message: str) -> None:
