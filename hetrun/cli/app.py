@@ -62,6 +62,10 @@ def options(
 def probe(
     path: Annotated[Path, typer.Argument(metavar="INVENTORY", help="The hosts, a YAML file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to save.")] = Path("facts.json"),
+    diff: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this on Python 3.10
+        typer.Option("--diff", metavar="OLD", help="Also say what changed since these facts."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Ask each host which devices, interpreter and network it has; nothing is installed there.
@@ -69,10 +73,12 @@ def probe(
     Exit code: 0 all hosts answered, 10 some did, 4 none did.
     """
     loaded = inventory.load_inventory(path)
+    old = store.load(Facts, diff) if diff else None
     with render.host_progress("probe", len(loaded.hosts)) as progress:
         facts = prober.probe(loaded, progress=progress)
     store.save(facts, out)
     render.show_facts(facts, out, as_json=json)
+    render.show_changes(old, facts, diff)
     raise typer.Exit(int(prober.answered(facts).exit_code))
 
 

@@ -21,11 +21,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hetrun import store
+from hetrun.cli.hosts import changes_view, facts_view
 from hetrun.cli.progress import HostProgress, LaunchView
 from hetrun.cli.results import plan_view, report_view
-from hetrun.cli.tables import cell, facts_view, profile_view
+from hetrun.cli.tables import cell, profile_view
 from hetrun.errors import HetrunError
 from hetrun.model import Facts, Failure, Noun, Plan, Profile, RunOutcome, RunReport
+from hetrun.probe import compare
 from hetrun.report.words import (
     DONE,
     count,
@@ -49,6 +51,7 @@ __all__ = [
     "print_json",
     "print_text",
     "set_up_logging",
+    "show_changes",
     "show_dry_run",
     "show_error",
     "show_facts",
@@ -106,6 +109,12 @@ def show_internal_error(error: BaseException) -> None:
 def show_facts(facts: Facts, path: Path, *, as_json: bool) -> None:
     """Show what probe found."""
     _show(facts, facts_view, path, as_json=as_json)
+
+
+def show_changes(old: Facts | None, new: Facts, path: Path | None) -> None:
+    """Show what changed since the facts that stood in a file, on stderr; nothing where none was named."""
+    if old is not None:
+        talk().print(changes_view(compare(old, new), f"{path} of {old.created}"))
 
 
 def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:

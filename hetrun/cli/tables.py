@@ -1,4 +1,4 @@
-"""Facts and profile as rich renderables, and what all tables share. Where they are written is left to `render.py`.
+"""A profile as rich renderables, and what all tables share. Where they are written is left to `render.py`.
 
 Names and messages that came from hosts go through `cell`, so they are never read as markup nor as terminal controls.
 """
@@ -12,18 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrun.model import (
-    Device,
     DeviceProfile,
-    Facts,
-    HostFacts,
     Link,
     Profile,
     Quantity,
     Source,
 )
 from hetrun.report.words import (
-    NOT_KNOWN,
-    count,
     format_bytes,
     format_flops,
     format_percent,
@@ -37,30 +32,6 @@ from hetrun.report.words import (
 def cell(text: object, style: str = "") -> Text:
     """Return one cell or line; whatever it says is shown as it stands, on one line."""
     return Text(printable(str(text)).replace("\n", " ").replace("\t", " "), style=style)
-
-
-def facts_view(facts: Facts) -> RenderableType:
-    """Devices by host, hosts that did not answer, warnings."""
-    table = new_table("Host", "Vendor", "Model", ">Count", ">Memory", "Driver", "Interpreter")
-    for host in facts.hosts:
-        for row in _host_rows(host):
-            table.add_row(*row)
-    devices = [device for host in facts.hosts for device in host.devices]
-    vendors = {device.vendor for device in devices}
-    silent = [host for host in facts.hosts if host.error is not None]
-    summary = (
-        f"{count(len(facts.hosts), 'host')}, {count(len(devices), 'device')} "
-        f"of {count(len(vendors), 'vendor')}"
-    )
-    if silent:
-        summary += f"; {count(len(silent), 'host')} did not answer"
-    lines = [cell(f"{host.spec.name}: {host.error}", "red") for host in silent]
-    for host in facts.hosts:
-        notes = list(host.warnings)
-        if host.torch_error and not any("torch" in warning for warning in host.warnings):
-            notes.append(f"torch: {host.torch_error}")
-        lines += [cell(f"{host.spec.name}: {note}", "yellow") for note in notes]
-    return stack(table, Text(summary, style="bold"), *lines)
 
 
 def profile_view(profile: Profile) -> RenderableType:
@@ -110,41 +81,6 @@ def new_table(*heads: str) -> Table:
         justify = "right" if head.startswith(">") else "left"
         table.add_column(Text(head.removeprefix(">")), justify=justify, overflow="fold")  # type: ignore[arg-type]
     return table
-
-
-def _host_rows(host: HostFacts) -> Iterable[tuple[Text, ...]]:
-    name = host.spec.name
-    interpreter = f"torch {host.torch_version}" if host.torch_version else "no torch"
-    if host.python_version:
-        interpreter = f"Python {host.python_version}, {interpreter}"
-    if host.error is not None:
-        yield cell(name), cell("no answer", "red"), *[cell("")] * 5
-        return
-    if not host.devices:
-        yield cell(name), cell("no device", "yellow"), *[cell("")] * 4, cell(interpreter)
-        return
-    kinds: dict[tuple[str, str, str, str], int] = {}
-    for device in host.devices:
-        key = _device_cells(device)
-        kinds[key] = kinds.get(key, 0) + 1
-    for index, (key, number) in enumerate(kinds.items()):
-        yield (
-            cell(name if index == 0 else ""),
-            cell(key[0]),
-            cell(key[1]),
-            cell(number),
-            cell(key[2]),
-            cell(key[3]),
-            cell(interpreter if index == 0 else ""),
-        )
-
-
-def _device_cells(device: Device) -> tuple[str, str, str, str]:
-    model = device.model or "unknown model"
-    if device.emulated is not None:
-        model = f"{model} (emulated)"
-    memory = format_quantity(device.memory, format_bytes)
-    return device.vendor, model, memory, device.driver or NOT_KNOWN
 
 
 def _timing_rows(device: DeviceProfile) -> Iterable[tuple[Text, ...]]:

@@ -12,8 +12,8 @@ import pytest
 
 from hetrun import store
 from hetrun.cli import render
+from hetrun.cli.hosts import facts_view
 from hetrun.cli.results import plan_view
-from hetrun.cli.tables import facts_view
 from hetrun.errors import HostError
 from hetrun.launch.files import HostCommand
 from hetrun.model import (
@@ -202,7 +202,7 @@ def test_facts_count_like_devices_and_name_silent_hosts(capfd: pytest.CaptureFix
     render.show_facts(make_facts(), Path("facts.json"), as_json=False)
     err = capfd.readouterr().err
     lines = [words_of(line) for line in err.splitlines()]
-    assert "a1 aurora aurora-100 4 64.0 GiB (spec) 1.2 Python 3.11.2, torch 2.6.0" in lines
+    assert "a1 aurora aurora-100 4 64.0 GiB (spec) 1.2 Python 3.11.2, torch 2.6.0 1" in lines
     assert "borealis unknown model 1 n/a n/a" in lines
     assert "b1 no answer" in lines
     assert "3 hosts, 5 devices of 2 vendors; 1 host did not answer" in lines
