@@ -136,6 +136,12 @@ def narrowed(problem: Problem, candidate: Candidate) -> Candidate:
     plain = tuple(
         replace(group, windows=plain_windows(group.shape.num_stages)) for group in candidate.groups
     )
+    if all(
+        window <= narrow
+        for group in candidate.groups
+        for window, narrow in zip(group.windows, plain_windows(group.shape.num_stages), strict=True)
+    ):
+        return candidate
     tried = judge(problem, plain)
     return tried if tried.step_s <= candidate.step_s * (1 + _NEXT_TO_NOTHING) else candidate
 

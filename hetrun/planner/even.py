@@ -10,7 +10,7 @@ from hetrun.planner.drafts import plain_windows
 from hetrun.planner.layout import Draft, Layout, lay_out
 from hetrun.planner.problem import Problem, Seat
 from hetrun.planner.search import is_large
-from hetrun.planner.shapes import ShapeMaker
+from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.words import plural
 
 _MOST_ORDERS = 24  # of vendors
@@ -100,10 +100,12 @@ def _drafts(maker: ShapeMaker, places: Sequence[Sequence[Seat]], rows: int) -> l
     count = problem.batch_rows // (rows * len(places))
     windows = tuple(min(window, count) for window in plain_windows(depth))
     drafts = []
+    known: dict[tuple[int, ...], Shape] = {}
     for stages in places:
-        kinds = [kind_of[seat] for seat in stages]
-        shape = maker.finish(kinds, layers, rows, memory_bound=False)
-        if not maker.fits(shape, windows):
-            return None
-        drafts.append(Draft(shape=shape, windows=windows, num_microbatches=count))
+        kinds = tuple(kind_of[seat] for seat in stages)
+        if kinds not in known:
+            known[kinds] = maker.finish(kinds, layers, rows, memory_bound=False)
+            if not maker.fits(known[kinds], windows):
+                return None
+        drafts.append(Draft(shape=known[kinds], windows=windows, num_microbatches=count))
     return drafts

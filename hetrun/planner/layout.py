@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
+from typing import Any
 
 from hetrun import arch
 from hetrun.model import Cost, RankPlan, ReplicaPlan, StagePlan
@@ -52,10 +53,11 @@ def lay_out(
             seat = places[replica][stage]
             ranks.append(_rank(seat, len(ranks), local_rank, replica=replica, stage=stage))
     replicas: list[ReplicaPlan] = []
+    maker = _StageMaker(problem)
     first_row = 0
     for number, draft in enumerate(drafts):
         numbers = [rank_of[number, stage] for stage in range(draft.shape.num_stages)]
-        stages = _stages(problem, draft, places[number], numbers)
+        stages = maker.stages(draft, places[number], numbers)
         replicas.append(
             ReplicaPlan(
                 first_row=first_row,
@@ -167,42 +169,55 @@ def _rank(seat: Seat, rank: int, local_rank: int, *, replica: int, stage: int) -
     )
 
 
-def _stages(
-    problem: Problem, draft: Draft, seats: Sequence[Seat], ranks: Sequence[int]
-) -> Iterator[StagePlan]:
-    """Yield the stages of one replica with their seconds and bytes."""
+class _StageMaker:
+    """Makes the stages of all replicas; what replicas of one shape share is computed once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._shared: dict[tuple[int, tuple[int, ...]], list[dict[str, Any]]] = {}
+        self._kept: list[Shape] = []  # so that their ids stay theirs
+
+    def stages(
+        self, draft: Draft, seats: Sequence[Seat], ranks: Sequence[int]
+    ) -> Iterator[StagePlan]:
+        """Yield the stages of one replica with their seconds and bytes."""
+        problem, shape = self._problem, draft.shape
+        key = (id(shape), draft.windows)
+        if key not in self._shared:
+            self._kept.append(shape)
+            self._shared[key] = list(_shared(problem, draft))
+        sent = arch.boundary_bytes(problem.model, problem.dtype, shape.rows, problem.seq_len)
+        for index, fields in enumerate(self._shared[key]):
+            send_s = 0.0
+            if not fields["has_head"]:
+                send_s = send_seconds(problem.seat_link(seats[index], seats[index + 1]), sent)
+            yield StagePlan(ranks=(ranks[index],), send_s=send_s, **fields)
+
+
+def _shared(problem: Problem, draft: Draft) -> Iterator[dict[str, Any]]:
+    """Yield the fields of each stage that do not depend on the devices it sits on."""
     shape = draft.shape
-    sent = arch.boundary_bytes(problem.model, problem.dtype, shape.rows, problem.seq_len)
     first_layer = 0
     for index, piece in enumerate(pieces(shape.layers)):
         kind = problem.kinds[shape.kinds[index]]
         forward_s, backward_s = stage_seconds(kind.timings[shape.rows], piece)
-        send_s = 0.0
-        if not piece.has_head:
-            send_s = send_seconds(problem.seat_link(seats[index], seats[index + 1]), sent)
-        yield StagePlan(
-            ranks=(ranks[index],),
-            first_layer=first_layer,
-            num_layers=piece.num_layers,
-            has_embedding=piece.has_embedding,
-            has_head=piece.has_head,
-            window=draft.windows[index],
-            forward_s=forward_s,
-            backward_s=backward_s,
-            send_s=send_s,
-            optimizer_s=kind.optimizer_s_per_parameter * stage_parameters(problem.model, piece),
-            memory_bytes=_bytes(problem, draft, piece, draft.windows[index]),
-            memory_limit_bytes=kind.limit_bytes,
-        )
+        yield {
+            "first_layer": first_layer,
+            "num_layers": piece.num_layers,
+            "has_embedding": piece.has_embedding,
+            "has_head": piece.has_head,
+            "window": draft.windows[index],
+            "forward_s": forward_s,
+            "backward_s": backward_s,
+            "optimizer_s": kind.optimizer_s_per_parameter * stage_parameters(problem.model, piece),
+            "memory_bytes": stage_bytes(
+                problem.model,
+                problem.dtype,
+                piece,
+                rows=shape.rows,
+                seq_len=problem.seq_len,
+                window=draft.windows[index],
+            ),
+            "memory_limit_bytes": kind.limit_bytes,
+        }
         first_layer += piece.num_layers
-
-
-def _bytes(problem: Problem, draft: Draft, piece: Piece, window: int) -> int:
-    return stage_bytes(
-        problem.model,
-        problem.dtype,
-        piece,
-        rows=draft.shape.rows,
-        seq_len=problem.seq_len,
-        window=window,
-    )

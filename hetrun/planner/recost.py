@@ -22,10 +22,12 @@ from hetrun.model import (
 def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
     """Evaluate a split from profile and recipe alone; return seconds per step."""
     clocks = [0.0] * len(split.ranks)
+    played: dict[tuple[object, ...], list[float]] = {}  # replicas that are alike end alike
     for replica in split.replicas:
-        for stage, end_s in zip(
-            replica.stages, _replay(replica, split.ranks, profile, recipe), strict=True
-        ):
+        alike = _likeness(replica, split.ranks)
+        if alike not in played:
+            played[alike] = _replay(replica, split.ranks, profile, recipe)
+        for stage, end_s in zip(replica.stages, played[alike], strict=True):
             for rank in stage.ranks:
                 clocks[rank] = end_s
     width = {"fp64": 8, "fp32": 4, "bf16": 2}[recipe.train.dtype.value]
@@ -38,6 +40,17 @@ def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
                 per_parameter_s = _figures(profile, split.ranks[rank])[1]
                 clocks[rank] += per_parameter_s * _parameters(stage, recipe.model)
     return max(clocks)
+
+
+def _likeness(replica: ReplicaPlan, ranks: tuple[RankPlan, ...]) -> tuple[object, ...]:
+    """Return all that decides when a replica's stages end: work, devices, and which neighbours share a host."""
+    on = [ranks[stage.ranks[0]] for stage in replica.stages]
+    stages = tuple(
+        (r.vendor, r.model, s.num_layers, s.has_embedding, s.has_head, s.window, len(s.ranks))
+        for r, s in zip(on, replica.stages, strict=True)
+    )
+    together = tuple(a.host == b.host for a, b in pairwise(on))
+    return replica.microbatch_rows, replica.num_microbatches, stages, together
 
 
 def _figures(profile: Profile, rank: RankPlan) -> tuple[list[tuple[int, list[float]]], float]:

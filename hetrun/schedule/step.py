@@ -38,7 +38,7 @@ class _Record:
     spans: list[list[Span]] | None  # None: only clocks are wanted
 
 
-def stage_times(stage: StagePlan) -> StageTimes:
+def stage_times(stage: StagePlan | StageTimes) -> StageTimes:
     """Return what the event simulation needs to know of a stage."""
     return StageTimes(
         forward_s=stage.forward_s,
@@ -98,8 +98,7 @@ def step_cost(
     known = {} if known is None else known
     ends: list[float] = []
     for replica in replicas:
-        stages = tuple(stage_times(stage) for stage in replica.stages)
-        stage_ends = _ends(stages, replica.num_microbatches, known)
+        stage_ends = _ends(replica.stages, replica.num_microbatches, known)
         ends.append(max(stage_ends))
         for stage, end_s in zip(replica.stages, stage_ends, strict=True):
             for rank in stage.ranks:
@@ -110,12 +109,13 @@ def step_cost(
 
 
 def _ends(
-    stages: tuple[StageTimes, ...], num_microbatches: int, known: KnownEnds
+    stages: Sequence[StagePlan | StageTimes], num_microbatches: int, known: KnownEnds
 ) -> tuple[float, ...]:
     """Return when the stages of a pipeline are done, played at most once."""
     key = tuple(value for s in stages for value in (s.forward_s, s.backward_s, s.send_s, s.window))
     if (key, num_microbatches) not in known:
-        known[key, num_microbatches] = pipeline_ends(stages, num_microbatches)
+        times = [stage_times(stage) for stage in stages]
+        known[key, num_microbatches] = pipeline_ends(times, num_microbatches)
     return known[key, num_microbatches]
 
 
