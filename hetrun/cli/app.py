@@ -36,6 +36,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the saved object on st
 FactsFile = Annotated[Path, typer.Option("--facts", help="What probe found.")]
 ProfileFile = Annotated[Path, typer.Option("--profile", help="What profile measured.")]
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="What to train, a YAML file.")]
+_FEW = typer.Option("--max-shapes", min=1, help="Most different replicas; the price is printed.")
+MaxShapes = Annotated[Optional[int], _FEW]  # noqa: UP045 - typer reads this on Python 3.10
 
 
 def _show_version(wanted: bool) -> None:
@@ -108,11 +110,12 @@ def plan(
     facts: FactsFile = Path("facts.json"),
     profile: ProfileFile = Path("profile.json"),
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to save.")] = Path("plan.json"),
+    max_shapes: MaxShapes = None,
     json: Json = False,
 ) -> None:
     """Choose who holds which layers and takes which rows; say how far that is from the optimum."""
     found, measured = store.load(Facts, facts), store.load(Profile, profile)
-    wanted = recipes.load_recipe(recipe)
+    wanted = planner.limited(recipes.load_recipe(recipe), max_shapes)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     targets = planner.torch_targets(found)
     chosen = planner.plan(found, measured, wanted, targets=targets, created=created)

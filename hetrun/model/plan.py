@@ -168,6 +168,7 @@ class Plan(Noun):
     even_split: Split | None  # the best split with equal layers and equal rows
     even_split_why: str = ""  # why there is none
     bound_s: float  # no split can be faster within the cost model
+    bound_covers: str = "any split"  # what bound_s holds for
     gap: float  # step_s / bound_s - 1
     gap_reason: str  # what the gap is made of, such as "integer layers"
     idle_devices: tuple[str, ...] = ()  # "host/index", left out since they would not help

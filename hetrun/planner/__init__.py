@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hetrun.efficiency import efficiency
 from hetrun.model import Baseline, Facts, HostSpec, Order, Plan, Profile, Recipe, Source, Split
@@ -11,12 +12,13 @@ from hetrun.planner.bound import gap_reason, lower_bound
 from hetrun.planner.check import check_split
 from hetrun.planner.even import even_split
 from hetrun.planner.layout import Layout
+from hetrun.planner.pins import choose
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import Outcome, search
 from hetrun.planner.targets import TorchTarget, torch_targets
-from hetrun.planner.words import runner_up_words, verdict_words
+from hetrun.planner.words import plural, runner_up_words, verdict_words
 
-__all__ = ["TorchTarget", "plan", "torch_targets"]
+__all__ = ["TorchTarget", "limited", "plan", "torch_targets"]
 
 
 def plan(
@@ -34,8 +36,9 @@ def plan(
         ConfigError: a link that the plan would need has no figures.
     """
     problem = read_problem(facts, profile, recipe, targets=targets)
-    outcome = search(problem)
-    alone = baselines(problem, outcome)
+    chosen = choose(problem, recipe.plan.pins)
+    outcome = chosen.outcome
+    alone = baselines(problem, chosen.free)
     split = _split(problem, outcome.best.layout, alone)
     check_split(split, facts, profile, recipe)
     naive, why = even_split(problem)
@@ -43,6 +46,7 @@ def plan(
     if even is not None:
         check_split(even, facts, profile, recipe)
     bound = lower_bound(problem, shapes_s=outcome.bound_s)
+    notes = (*chosen.notes, *_price_of_few_shapes(problem, chosen.free), *problem.notes)
     return Plan(
         created=created,
         recipe=recipe,
@@ -54,12 +58,13 @@ def plan(
         even_split=even,
         even_split_why=why,
         bound_s=bound.step_s,
+        bound_covers=_covered(problem, outcome),
         gap=split.cost.step_s / bound.step_s - 1,
         gap_reason=gap_reason(split.cost, bound, unlimited_s=_unlimited_s(problem, outcome)),
         idle_devices=_idle(problem, split),
         runner_up=runner_up_words(outcome.best, outcome.runner_up),
         baselines=alone,
-        verdict=verdict_words(outcome.best, problem.batch_rows, alone, notes=problem.notes),
+        verdict=verdict_words(outcome.best, problem.batch_rows, alone, notes=notes),
     )
 
 
@@ -88,6 +93,30 @@ def _idle(problem: Problem, split: Split) -> tuple[str, ...]:
         for seat in kind.seats
         if (seat.host, seat.device.index) not in used
     )
+
+
+def limited(recipe: Recipe, max_shapes: int | None) -> Recipe:
+    """Return the recipe with at most so many different replicas; None changes nothing."""
+    if max_shapes is None:
+        return recipe
+    return replace(recipe, plan=replace(recipe.plan, max_shapes=max_shapes))
+
+
+def _covered(problem: Problem, outcome: Outcome) -> str:
+    """Say what the bound holds for."""
+    if outcome.bound_s <= lower_bound(problem).compute_s:
+        return "any split"
+    return f"any split into the {outcome.num_shapes} replica shapes that were looked at"
+
+
+def _price_of_few_shapes(problem: Problem, outcome: Outcome) -> tuple[str, ...]:
+    """Say what the limit on different replicas costs, where there is one."""
+    if problem.max_shapes is None:
+        return ()
+    free_s = search(replace(problem, max_shapes=None)).best.step_s
+    more = max(0.0, outcome.best.step_s / free_s - 1)
+    shapes = plural(problem.max_shapes, "replica shape")
+    return (f"At most {shapes}: {more:.2%} slower than with any number of them",)
 
 
 def _unlimited_s(problem: Problem, outcome: Outcome) -> float | None:

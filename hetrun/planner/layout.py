@@ -10,7 +10,7 @@ from typing import Any
 
 from hetrun import arch
 from hetrun.model import Cost, RankPlan, ReplicaPlan, StagePlan
-from hetrun.planner.cost import Piece, send_seconds, stage_parameters, stage_seconds
+from hetrun.planner.cost import send_seconds, stage_parameters, stage_seconds
 from hetrun.planner.memory import stage_bytes
 from hetrun.planner.problem import UNKNOWN_MODEL, Problem, Seat
 from hetrun.planner.shapes import Shape, pieces

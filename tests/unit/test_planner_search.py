@@ -22,7 +22,7 @@ from hetrun.planner.even import even_split
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker, block_sizes, enumerate_shapes
-from tests.unit.planner_lab import Chips, Lab, small_model
+from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
 
 
 def problem_of(lab: Lab) -> Problem:
@@ -280,3 +280,33 @@ def test_even_split_that_does_not_divide_or_fit_says_why() -> None:
     layout, why = even_split(problem_of(replace(LAB, chips=tight)))
     assert layout is None
     assert "fits" in why
+
+
+def uneven_lab(max_shapes: int | None = None) -> Lab:
+    """Speeds 1 : 0.5 in numbers that no single replica shape uses up."""
+    chips = [
+        Chips(vendor="x", num_devices=5, layer_s=1.0, memory=None, per_host=5),
+        Chips(vendor="y", num_devices=3, layer_s=2.0, memory=None, per_host=3),
+    ]
+    return Lab(
+        chips=chips,
+        model=small_model(24),
+        batch=64,
+        rows=(1,),
+        links=FREE_LINKS,
+        limits=PlanLimits(max_shapes=max_shapes),
+    )
+
+
+def test_few_shapes_are_kept_to_and_their_price_is_said() -> None:
+    free = uneven_lab().plan()
+    one = uneven_lab(max_shapes=1).plan()
+    shapes = {
+        tuple((one.split.ranks[s.ranks[0]].vendor, s.num_layers) for s in replica.stages)
+        for replica in one.split.replicas
+    }
+    assert len(shapes) == 1
+    price = one.split.cost.step_s / free.split.cost.step_s - 1
+    assert price > 0
+    assert f"At most 1 replica shape: {price:.2%} slower" in one.verdict
+    assert "replica shape" not in free.verdict
