@@ -10,7 +10,7 @@ from typing import Any
 
 from hetrun.arch.hf import BadConfigError, from_config, learned_positions
 from hetrun.errors import ConfigError
-from hetrun.model import Recipe
+from hetrun.model import Pins, Recipe
 from hetrun.strictyaml import BadKeysError, config_error, read_text, read_yaml, to_noun
 
 _HINT = "recipes/tiny-llama.yaml shows the keys, docs/recipes.md explains them"
@@ -46,6 +46,19 @@ def load_recipe(path: Path) -> Recipe:
         what = f"{recipe.data.seq_len}, the model's config has {positions} positions"
         raise config_error(path, [(("data", "seq_len"), what)], hint=_HINT)
     return recipe
+
+
+def load_pins(path: Path) -> Pins:
+    """Return what a file of pins says; the keys are those of `plan.pins` in a recipe.
+
+    Raises:
+        ConfigError: the file is missing or wrong; lists every wrong key with its path.
+    """
+    hint = "docs/recipes.md shows the pins: layers, order, roles, rows"
+    try:
+        return to_noun(Pins, read_yaml(path, hint=hint))
+    except BadKeysError as error:
+        raise config_error(path, error.problems, hint=hint) from error
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], int | None]:

@@ -58,8 +58,10 @@ from hetrun.model.recipe import (
     LayerCount,
     ModelCount,
     ModelSpec,
+    Pins,
     PlanLimits,
     Recipe,
+    Role,
     TrainSpec,
 )
 from hetrun.model.run import (
@@ -117,6 +119,7 @@ __all__ = [
     "Nic",
     "Noun",
     "Order",
+    "Pins",
     "Plan",
     "PlanLimits",
     "Profile",
@@ -127,6 +130,7 @@ __all__ = [
     "RdmaNic",
     "Recipe",
     "ReplicaPlan",
+    "Role",
     "RowTiming",
     "RunOutcome",
     "RunReport",

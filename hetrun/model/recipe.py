@@ -146,6 +146,35 @@ class TrainSpec(Noun):
         )
 
 
+class Role(str, Enum):
+    """What a vendor's devices must do."""
+
+    IDLE = "idle"
+    FIRST = "first"  # the first stage of every replica is theirs
+    LAST = "last"  # the last stage of every replica is theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins(Noun):
+    """What the user insists on; what is left out stays free. `hetrun plan` prints what the pins cost."""
+
+    layers: tuple[int, ...] = ()  # of each stage, of every replica
+    order: tuple[str, ...] = ()  # vendors that share a pipeline stand in this order
+    roles: dict[str, Role] = field(default_factory=dict)  # by vendor
+    rows: tuple[int, ...] = ()  # of each replica, in any order
+
+    def __post_init__(self) -> None:
+        need(all(count >= 1 for count in self.layers), f"pins: layers {list(self.layers)}, need 1 each")
+        need(all(count >= 1 for count in self.rows), f"pins: rows {list(self.rows)}, need 1 each")
+        need(
+            len(set(self.order)) == len(self.order),
+            f"pins: order {list(self.order)}, need each vendor once",
+        )
+        for role in (Role.FIRST, Role.LAST):
+            who = sorted(vendor for vendor, own in self.roles.items() if own is role)
+            need(len(who) <= 1, f"pins: {' and '.join(who)} cannot both be {role.value}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLimits(Noun):
     """What the planner must keep to."""
@@ -157,6 +186,7 @@ class PlanLimits(Noun):
     )
     tp: tuple[int, ...] = (1,)  # numbers of devices that may share a layer, to choose from
     recompute: bool = False  # the planner may choose to run forwards again in the backward
+    pins: Pins | None = None
 
     def __post_init__(self) -> None:
         need(

@@ -1,0 +1,205 @@
+"""Where each number of a plan comes from: figures, links, memory, bound, in the units of the plan. Rendering is left to `cli/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetrun import arch
+from hetrun.model import DeviceProfile, Noun, Plan, Profile, Recipe, Source, StagePlan
+from hetrun.planner.cost import Piece, is_extrapolated, stage_parameters, timing_at
+from hetrun.planner.memory import STATES_PER_PARAMETER, layer_activation_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term(Noun):
+    """One number: what it is, of whom, its value and unit, where it comes from, and how it was reached."""
+
+    what: str
+    of: str
+    value: float | None
+    unit: str  # s, bytes, bytes/s, 1 or rows
+    source: Source
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation(Noun):
+    """All numbers that a plan rests on."""
+
+    recipe: str
+    terms: tuple[Term, ...]
+
+
+def explain(plan: Plan, profile: Profile) -> Explanation:
+    """Return the source of every number that went into a plan, in the order in which they are used."""
+    terms = [
+        *_model_terms(plan.recipe),
+        *_device_terms(plan, profile),
+        *_link_terms(plan),
+        *_stage_terms(plan),
+        *_step_terms(plan),
+    ]
+    return Explanation(recipe=plan.recipe.name, terms=tuple(terms))
+
+
+def _term(what: str, of: str, value: float | None, unit: str, how: str) -> Term:
+    """A number that the cost model computed."""
+    return Term(what=what, of=of, value=value, unit=unit, source=Source.MODELLED, how=how)
+
+
+def _model_terms(recipe: Recipe) -> Iterator[Term]:
+    model = recipe.model
+    where = "the recipe's sizes" if model.counts is None else f"the {model.family} config"
+    total = arch.total_parameters(model)
+    yield _term("parameters", "model", total, "1", f"counted from {where}, a tied matrix once")
+    per_layer = arch.layer_parameters(model)
+    yield _term("parameters", "one layer", per_layer, "1", f"counted from {where}")
+
+
+def _device_terms(plan: Plan, profile: Profile) -> Iterator[Term]:
+    """Yield the timings that stages are made of, per device model and microbatch size in use."""
+    used: dict[tuple[str, str, int], None] = {}
+    for replica in plan.split.replicas:
+        for stage in replica.stages:
+            rank = plan.split.ranks[stage.ranks[0]]
+            used[rank.vendor, rank.model, replica.microbatch_rows] = None
+    figures = {(device.vendor, device.model): device for device in profile.devices}
+    for vendor, model, rows in used:
+        yield from _timings(figures[vendor, model], rows)
+
+
+def _timings(figures: DeviceProfile, rows: int) -> Iterator[Term]:
+    timing = timing_at(figures, rows)
+    measured = [point.rows for point in figures.timings_of()]
+    if rows in measured:
+        how = f"profile of {figures.model} at {rows} rows"
+    elif is_extrapolated(figures, rows):
+        how = f"profile of {figures.model}, extrapolated from {measured} rows"
+    else:
+        how = f"profile of {figures.model}, interpolated between {measured} rows"
+    if figures.source is Source.MEASURED:
+        how += f", spread {timing.spread:.1%}"
+    of = f"{figures.vendor} {figures.model}, {rows} rows"
+    for what, seconds in (
+        ("layer forward", timing.layer_forward_s),
+        ("layer backward", timing.layer_backward_s),
+        (
+            "embedding forward and backward",
+            timing.embedding_forward_s + timing.embedding_backward_s,
+        ),
+        ("head forward and backward", timing.head_forward_s + timing.head_backward_s),
+    ):
+        yield Term(what=what, of=of, value=seconds, unit="s", source=figures.source, how=how)
+    yield Term(
+        what="optimizer per parameter",
+        of=f"{figures.vendor} {figures.model}",
+        value=figures.optimizer_s_per_parameter,
+        unit="s",
+        source=figures.source,
+        how=f"profile of {figures.model}",
+    )
+
+
+def _link_terms(plan: Plan) -> Iterator[Term]:
+    for link in plan.links:
+        ends = [end for end in (link.a, link.b) if end is not None]
+        of = f"{link.kind.value} {' - '.join(ends)}".strip()
+        how = "profile's link, seconds for n bytes = latency + n / rate"
+        for what, value, unit in (
+            ("latency", link.latency_s, "s"),
+            ("rate", link.bytes_per_s, "bytes/s"),
+        ):
+            yield Term(what=what, of=of, value=value, unit=unit, source=link.source, how=how)
+
+
+def _stage_terms(plan: Plan) -> Iterator[Term]:
+    """Yield seconds and bytes of each different stage; equal ones once."""
+    seen: set[tuple[object, ...]] = set()
+    for number, replica in enumerate(plan.split.replicas):
+        for index, stage in enumerate(replica.stages):
+            rank = plan.split.ranks[stage.ranks[0]]
+            key: tuple[object, ...] = (rank.vendor, rank.model, index, replica.microbatch_rows, stage.num_layers)
+            key += (stage.window, stage.memory_bytes, stage.send_s)
+            if key not in seen:
+                seen.add(key)
+                of = f"replica {number} stage {index} ({rank.vendor} {rank.model})"
+                yield from _one_stage(plan, stage, of, rows=replica.microbatch_rows)
+
+
+def _one_stage(plan: Plan, stage: StagePlan, of: str, *, rows: int) -> Iterator[Term]:
+    ends = " + embedding" * stage.has_embedding + " + head" * stage.has_head
+    parts = f"{stage.num_layers} layers{ends}"
+    yield _term("forward", of, stage.forward_s, "s", f"{parts}, per microbatch")
+    yield _term("backward", of, stage.backward_s, "s", f"{parts}, per microbatch")
+    if not stage.has_head:
+        sent = arch.boundary_bytes(
+            plan.recipe.model, plan.recipe.train.dtype, rows, plan.recipe.data.seq_len
+        )
+        yield _term(
+            "send", of, stage.send_s, "s", f"{sent:,} bytes over the link to the next stage"
+        )
+    yield _term(
+        "optimizer", of, stage.optimizer_s, "s", "parameters of the stage x seconds per parameter"
+    )
+    yield from _memory_terms(plan.recipe, stage, of, rows=rows)
+
+
+def _memory_terms(recipe: Recipe, stage: StagePlan, of: str, *, rows: int) -> Iterator[Term]:
+    piece = Piece(
+        num_layers=stage.num_layers,
+        has_embedding=stage.has_embedding,
+        has_head=stage.has_head,
+    )
+    element = arch.BYTES_PER_ELEMENT[recipe.train.dtype]
+    parameters = stage_parameters(recipe.model, piece)
+    states = STATES_PER_PARAMETER * parameters * element
+    how = f"{parameters:,} parameters x {STATES_PER_PARAMETER} (weight, gradient, two moments) x {element} bytes"
+    yield _term("memory: states", of, states, "bytes", how)
+    held = stage.num_layers * layer_activation_bytes(
+        recipe.model, recipe.train.dtype, rows=rows, seq_len=recipe.data.seq_len
+    )
+    yield _term(
+        "memory: layers' activations, none of them recomputed",
+        of,
+        held * stage.window,
+        "bytes",
+        f"{held:,} bytes per microbatch x {stage.window} in flight",
+    )
+    yield _term(
+        "memory: all",
+        of,
+        stage.memory_bytes,
+        "bytes",
+        "what the plan counts on, with messages and loss",
+    )
+    if stage.memory_limit_bytes is not None:
+        how = f"plan.memory_fraction {recipe.plan.memory_fraction:g} of what probe found"
+        yield _term("memory: limit", of, stage.memory_limit_bytes, "bytes", how)
+
+
+def _step_terms(plan: Plan) -> Iterator[Term]:
+    cost = plan.split.cost
+    slowest = "of the slowest replica, simulated"
+    for what, seconds, how in (
+        ("compute", cost.compute_s, f"microbatches x busiest stage {slowest}"),
+        ("p2p", cost.p2p_s, f"what free links would save {slowest}"),
+        ("bubble", cost.bubble_s, f"the rest of the pipeline {slowest}"),
+        (
+            "sync",
+            cost.sync_s,
+            "gradient all-reduces after the slowest pipeline, hierarchical over vendors",
+        ),
+        ("optimizer", cost.optimizer_s, "slowest stage's optimizer after the sync"),
+        ("step", cost.step_s, "sum of these; a second evaluator agrees to 1e-9"),
+        (
+            "bound",
+            plan.bound_s,
+            "no split is faster within this cost model: summed speeds, and more where proven",
+        ),
+    ):
+        yield _term(what, "step", seconds, "s", how)
+    yield _term("gap", "step", plan.gap, "1", f"step / bound - 1: {plan.gap_reason}")
+    for base in plan.baselines:
+        how = f"own best plan, {base.shape}" if base.shape else f"none: {base.why}"
+        yield _term("alone", base.vendor, base.rows_per_s, "rows/s", how)

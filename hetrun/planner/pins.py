@@ -1,0 +1,253 @@
+"""Plans that keep what the user pinned, and what that costs. The free search is in `search.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, permutations
+
+from hetrun.errors import NoPlanError
+from hetrun.model import Pins, Role
+from hetrun.planner.bound import lower_bound
+from hetrun.planner.compose import combos
+from hetrun.planner.drafts import (
+    Candidate,
+    Group,
+    Groups,
+    best_of,
+    groups_of,
+    judge,
+    narrowed,
+    plain_windows,
+    polish,
+    widened,
+    within,
+)
+from hetrun.planner.estimate import Combo, quickest
+from hetrun.planner.problem import Problem
+from hetrun.planner.search import Outcome, search
+from hetrun.planner.shapes import Shape, ShapeMaker, enumerate_shapes
+
+_NUM_RANKED = 400  # combinations that are looked at; rows may rule most of them out
+_NUM_SIMULATED = 50
+_NUM_POLISHED = 3
+_POLISH_BUDGET = 40
+_MOST_KINDS_SEQUENCES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The plan to take, the free optimum beside it (the same where nothing is pinned), and what the pins cost."""
+
+    outcome: Outcome
+    free: Outcome
+    notes: tuple[str, ...] = ()
+
+
+def choose(problem: Problem, pins: Pins | None) -> Chosen:
+    """Return the quickest split that keeps the pins.
+
+    Raises:
+        NoPlanError: nothing fits; names the pin that rules out the rest.
+    """
+    free = search(problem)
+    if pins is None or pins == Pins():
+        return Chosen(outcome=free, free=free)
+    _check_names(problem, pins)
+    outcome = _pinned(problem, pins)
+    price = outcome.best.step_s / free.best.step_s - 1
+    note = (
+        f"The pins cost {max(0.0, price):.2%}: {outcome.best.step_s:.4g} s per step against"
+        f" {free.best.step_s:.4g} s free (both modelled)"
+    )
+    return Chosen(outcome=outcome, free=free, notes=(note,))
+
+
+def keeps(problem: Problem, pins: Pins, groups: Groups) -> bool:
+    """Whether a combination keeps all pins (idle vendors are left out of the problem before)."""
+    if any(not test(problem, g.shape) for g in groups for _, test in _shape_tests(pins)):
+        return False
+    rows = sorted(count * group.shape.rows for group in groups for count in group.counts)
+    return not pins.rows or rows == sorted(pins.rows)
+
+
+def _check_names(problem: Problem, pins: Pins) -> None:
+    for what, names in (("order", pins.order), ("roles", tuple(pins.roles))):
+        for name in names:
+            if name not in problem.vendors:
+                raise NoPlanError(
+                    f"pins: {what} names {name}, and there are no devices of it",
+                    hint=f"vendors here are {', '.join(problem.vendors)}",
+                )
+    if pins.layers and sum(pins.layers) != problem.model.num_layers:
+        raise NoPlanError(
+            f"pins: layers {list(pins.layers)} are {sum(pins.layers)},"
+            f" the model has {problem.model.num_layers}",
+            hint="pin as many layers as the model has",
+        )
+    if pins.rows and sum(pins.rows) != problem.batch_rows:
+        raise NoPlanError(
+            f"pins: rows {list(pins.rows)} are {sum(pins.rows)}, the batch has {problem.batch_rows}",
+            hint="pin as many rows as train.global_batch_rows",
+        )
+
+
+def _pinned(problem: Problem, pins: Pins) -> Outcome:
+    idle = {vendor for vendor, role in pins.roles.items() if role is Role.IDLE}
+    kinds = tuple(kind for kind in problem.kinds if kind.vendor not in idle)
+    if not kinds:
+        raise NoPlanError("pins: roles leave every vendor idle", hint="let one of them work")
+    own = replace(problem, kinds=kinds)
+    if pins == Pins(roles=dict.fromkeys(idle, Role.IDLE)):
+        return search(own)
+    maker = ShapeMaker(own)
+    shapes = _shapes(maker, pins)
+    judged = [judge(own, groups) for groups in _groups(maker, shapes, pins)]
+    if not judged:
+        raise NoPlanError(
+            _rows_words(pins) + f" with {len(shapes)} shapes that keep the other pins",
+            hint="unpin rows, or pin rows that are multiples of train.microbatch_rows",
+        )
+    polished = [_polished(maker, candidate, pins) for candidate in _first(judged)]
+    best = narrowed(own, best_of([*polished, *judged]))
+    others = [c for c in judged if c.layout.replicas != best.layout.replicas]
+    return Outcome(
+        best=best,
+        runner_up=best_of(others) if others else None,
+        memory_bound=maker.dropped_for_memory > 0,
+    )
+
+
+def _rows_words(pins: Pins) -> str:
+    if pins.rows:
+        return f"pins: no replicas take rows {list(pins.rows)}"
+    return "pins: no whole microbatches share the batch out"
+
+
+def _first(judged: Sequence[Candidate]) -> list[Candidate]:
+    return sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks)))[:_NUM_POLISHED]
+
+
+def _polished(maker: ShapeMaker, candidate: Candidate, pins: Pins) -> Candidate:
+    """Polish a candidate; what polishing makes of it counts only where it keeps the pins."""
+    better = polish(maker, candidate, budget=_POLISH_BUDGET)
+    return better if keeps(maker.problem, pins, better.groups) else candidate
+
+
+def _shapes(maker: ShapeMaker, pins: Pins) -> list[Shape]:
+    """Return the shapes that keep the pins; the first pin that rules out all is named."""
+    shapes = _with_layers(maker, pins.layers) if pins.layers else enumerate_shapes(maker)
+    if not shapes and pins.layers:
+        raise NoPlanError(
+            f"pins: layers {list(pins.layers)} fit no {len(pins.layers)} devices in a row",
+            hint="pin fewer layers where memory is short, fewer stages than devices, or lower train.microbatch_rows",
+        )
+    if not shapes:
+        raise NoPlanError(
+            "no split fits, pinned or not", hint="plan without pins to see what lacks"
+        )
+    for name, test in _shape_tests(pins):
+        kept = [shape for shape in shapes if test(maker.problem, shape)]
+        if not kept:
+            raise NoPlanError(
+                f"pins: {name} leaves none of {len(shapes)} shapes",
+                hint="take one pin away, or let another vendor work too",
+            )
+        shapes = kept
+    return shapes
+
+
+def _with_layers(maker: ShapeMaker, layers: Sequence[int]) -> list[Shape]:
+    """Return all pipelines of these layers that fit, one block per kind."""
+    problem = maker.problem
+    found = []
+    for kinds in _sequences(problem, len(layers)):
+        for rows in problem.row_choices:
+            shape = maker.finish(kinds, layers, rows, memory_bound=False)
+            if maker.fits(shape, plain_windows(len(layers))):
+                found.append(shape)
+    return found
+
+
+def _sequences(problem: Problem, size: int) -> Iterator[tuple[int, ...]]:
+    """Yield kinds of `size` stages: ordered blocks of different kinds, none larger than there are devices."""
+    counts = [len(kind.seats) for kind in problem.kinds]
+    made = 0
+    for number in range(1, min(size, len(counts)) + 1):
+        for kinds in permutations(range(len(counts)), number):
+            for cuts in combinations(range(1, size), number - 1):
+                edges = (0, *cuts, size)
+                sizes = [end - begin for begin, end in pairwise(edges)]
+                if all(n <= counts[kind] for kind, n in zip(kinds, sizes, strict=True)):
+                    made += 1
+                    if made > _MOST_KINDS_SEQUENCES:
+                        return
+                    yield tuple(k for k, n in zip(kinds, sizes, strict=True) for _ in range(n))
+
+
+Test = Callable[[Problem, Shape], bool]
+
+
+def _shape_tests(pins: Pins) -> list[tuple[str, Test]]:
+    """Return name and test of each pin that a single pipeline keeps or not."""
+    tests: list[tuple[str, Test]] = []
+    if pins.layers:
+        tests.append((f"layers {list(pins.layers)}", lambda _, shape: shape.layers == pins.layers))
+    if pins.order:
+        tests.append((f"order {', '.join(pins.order)}", lambda p, shape: _in_order(p, shape, pins)))
+    for vendor, role in pins.roles.items():
+        if role is Role.IDLE:
+            continue
+        place = 0 if role is Role.FIRST else -1
+        tests.append((f"{vendor} {role.value}", _at(vendor, place)))
+    return tests
+
+
+def _at(vendor: str, place: int) -> Test:
+    return lambda problem, shape: problem.kinds[shape.kinds[place]].vendor == vendor
+
+
+def _in_order(problem: Problem, shape: Shape, pins: Pins) -> bool:
+    """Whether vendors that the order names stand in it; others may stand anywhere."""
+    places = [
+        pins.order.index(vendor)
+        for vendor in (problem.kinds[kind].vendor for kind in shape.kinds)
+        if vendor in pins.order
+    ]
+    return places == sorted(places)
+
+
+def _groups(maker: ShapeMaker, shapes: Sequence[Shape], pins: Pins) -> Iterator[Groups]:
+    """Yield the likeliest combinations that keep the pins, with wide windows where they fit."""
+    problem = maker.problem
+    found: Iterable[Combo] = combos(problem, shapes, lower_bound(problem).compute_s)
+    if pins.rows:
+        found = (c for c in found if sum(count for _, count in c) == len(pins.rows))
+    made = 0
+    for combo in quickest(problem, found, most=_NUM_RANKED):
+        groups = _with_rows(combo, pins.rows) if pins.rows else groups_of(problem, combo)
+        if groups is None or not within(problem, groups) or not keeps(problem, pins, groups):
+            continue
+        yield widened(maker, groups)
+        made += 1
+        if made >= _NUM_SIMULATED:
+            return
+
+
+def _with_rows(combo: Combo, rows: Sequence[int]) -> Groups | None:
+    """Hand pinned rows out, the most to the quickest replicas; None where microbatches do not divide them."""
+    order = sorted(combo, key=lambda item: (item[0].cycle_s / item[0].rows, item[0].kinds))
+    left = sorted(rows, reverse=True)
+    groups = []
+    for shape, count in order:
+        own, left = left[:count], left[count:]
+        if any(number % shape.rows for number in own):
+            return None
+        groups.append(
+            Group(
+                shape=shape,
+                windows=plain_windows(shape.num_stages),
+                counts=tuple(number // shape.rows for number in own),
+            )
+        )
+    return tuple(groups)

@@ -1,0 +1,143 @@
+"""Pinned plans: the pins are kept, their price is named, and a pin that cannot be kept is named too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetrun.errors import ConfigError, NoPlanError
+from hetrun.model import Pins, Plan, PlanLimits, Role
+from hetrun.recipe import load_pins
+from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
+
+MODEL = small_model(8)
+CHIPS = (
+    Chips(vendor="emu-a", num_devices=2, layer_s=1.0),
+    Chips(vendor="emu-b", num_devices=2, layer_s=3.0),
+)
+
+
+def planned(pins: Pins | None, chips: tuple[Chips, ...] = CHIPS) -> Plan:
+    limits = PlanLimits(pins=pins)
+    lab = Lab(chips=chips, model=MODEL, batch=24, rows=(1, 2), links=FREE_LINKS, limits=limits)
+    return lab.plan()
+
+
+def vendors_of(plan: Plan) -> list[list[str]]:
+    """Vendor per stage of each replica."""
+    return [
+        [plan.split.ranks[stage.ranks[0]].vendor for stage in replica.stages]
+        for replica in plan.split.replicas
+    ]
+
+
+def layers_of(plan: Plan) -> list[list[int]]:
+    return [[stage.num_layers for stage in replica.stages] for replica in plan.split.replicas]
+
+
+def test_pinned_layers_are_those_of_every_replica() -> None:
+    plan = planned(Pins(layers=(6, 2)))
+    assert layers_of(plan) == [[6, 2]] * len(plan.split.replicas)
+
+
+@pytest.mark.parametrize(("role", "place"), [(Role.FIRST, 0), (Role.LAST, -1)])
+@pytest.mark.parametrize("vendor", ["emu-a", "emu-b"])
+def test_vendor_stands_where_its_role_says(vendor: str, role: Role, place: int) -> None:
+    assert {line[place] for line in vendors_of(planned(Pins(roles={vendor: role})))} == {vendor}
+
+
+def test_idle_vendor_works_nowhere_and_is_named_idle() -> None:
+    plan = planned(Pins(roles={"emu-b": Role.IDLE}))
+    assert {vendor for line in vendors_of(plan) for vendor in line} == {"emu-a"}
+    assert plan.idle_devices == ("emu-b-0/0", "emu-b-0/1")
+
+
+@pytest.mark.parametrize("order", [("emu-a", "emu-b"), ("emu-b", "emu-a")])
+def test_order_is_kept_in_every_pipeline(order: tuple[str, ...]) -> None:
+    plan = planned(Pins(order=order, layers=(5, 3)))
+    mixed = [line for line in vendors_of(plan) if len(set(line)) > 1]
+    assert all(line == list(order) for line in mixed)
+
+
+def test_rows_per_replica_are_those_pinned() -> None:
+    plan = planned(Pins(rows=(8, 16)))
+    assert sorted(replica.num_rows for replica in plan.split.replicas) == [8, 16]
+
+
+def test_price_is_the_step_against_the_free_optimum() -> None:
+    free = planned(None)
+    pinned = planned(Pins(layers=(1, 7)))
+    ratio = pinned.split.cost.step_s / free.split.cost.step_s
+    assert ratio > 1.2
+    assert f"The pins cost {ratio - 1:.2%}" in pinned.verdict
+    assert "pins" not in free.verdict
+
+
+def test_pins_that_the_optimum_keeps_are_free() -> None:
+    free = planned(None)
+    rows = tuple(replica.num_rows for replica in free.split.replicas)
+    pinned = planned(Pins(rows=rows))
+    assert pinned.split.cost.step_s == pytest.approx(free.split.cost.step_s, rel=1e-9)
+    assert "The pins cost 0.00%" in pinned.verdict
+
+
+def test_baselines_are_not_pinned() -> None:
+    """What a vendor reaches alone is its best, whatever the user insists on for the mix."""
+    one = (CHIPS[0],)
+    assert planned(Pins(layers=(7, 1)), one).baselines == planned(None, one).baselines
+
+
+@pytest.mark.parametrize(
+    ("pins", "says"),
+    [
+        (Pins(layers=(6, 3)), r"layers \[6, 3\] are 9, the model has 8"),
+        (Pins(rows=(8, 8)), r"rows \[8, 8\] are 16, the batch has 24"),
+        (Pins(roles={"emu-c": Role.IDLE}), "roles names emu-c"),
+        (Pins(order=("emu-a", "emu-c")), "order names emu-c"),
+        (Pins(roles={"emu-a": Role.IDLE, "emu-b": Role.IDLE}), "every vendor idle"),
+        (Pins(layers=(2, 2, 2, 1, 1)), r"layers \[2, 2, 2, 1, 1\] fit no 5 devices"),
+        (Pins(rows=(5, 5, 5, 5, 4)), r"no replicas take rows"),
+        (
+            Pins(roles={"emu-a": Role.FIRST, "emu-b": Role.LAST}, layers=(8,)),
+            "emu-b last leaves none of",
+        ),
+    ],
+)
+def test_pin_that_cannot_be_kept_is_named(pins: Pins, says: str) -> None:
+    with pytest.raises(NoPlanError, match=says) as caught:
+        planned(pins)
+    assert caught.value.hint
+
+
+def test_layers_that_memory_cannot_hold_are_named() -> None:
+    small = tuple(replace(chips, memory=2.6e6) for chips in CHIPS)
+    assert planned(Pins(layers=(2, 2, 2, 2)), small)
+    with pytest.raises(NoPlanError, match=r"layers \[5, 1, 1, 1\] fit no 4"):
+        planned(Pins(layers=(5, 1, 1, 1)), small)
+
+
+def test_pins_are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "pins.yaml"
+    path.write_text("layers: [6, 2]\norder: [emu-a, emu-b]\nroles: {emu-b: last}\nrows: [24]\n")
+    assert load_pins(path) == Pins(
+        layers=(6, 2), order=("emu-a", "emu-b"), roles={"emu-b": Role.LAST}, rows=(24,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("layer: [1]\n", "did you mean layers?"),
+        ("layers: [0, 8]\n", "need 1 each"),
+        ("order: [a, a]\n", "need each vendor once"),
+        ("roles: {a: first, b: first}\n", "cannot both be first"),
+        ("roles: {a: leading}\n", "idle"),
+    ],
+)
+def test_wrong_pins_are_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "pins.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_pins(path)
