@@ -18,17 +18,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hetrun.arch import head_forward_flops, layer_forward_flops
 from hetrun.errors import ConfigError, HetrunError, JobError
 from hetrun.model import Dtype, EmulatedChip, ModelSpec, Quantity, RowTiming, Source
 from hetrun.runtime.job import decode, read_json
 from hetrun.runtime.process import die_with_parent
+from hetrun.schedule.modelled import OPTIMIZER_FLOPS_PER_PARAMETER, modelled_timings
 
 log = logging.getLogger(__name__)
 
 DEVICE_TIMEOUT_S = 280.0
-# AdamW: two moments, their corrections, the root, the quotient, the decay; roughly, and the same for every chip
-_OPTIMIZER_FLOPS_PER_PARAMETER = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,35 +119,17 @@ def read_request(job_dir: Path) -> BenchRequest:
 
 
 def modelled(request: BenchRequest, device: BenchDevice, chip: EmulatedChip) -> BenchResult:
-    """Figures of an emulated chip: FLOPs of the model's parts over its declared speed.
-
-    A backward is two forwards, and one more where the forward is run again; tp chips share the FLOPs of a layer
-    evenly, and what they tell each other is left to the link model.
-    """
+    """Figures of an emulated chip: FLOPs of the model's parts over its declared speed."""
     speed = chip.flops_per_s
-    timings = []
-    for tp, recompute, rows in _cases(request):
-        layer_s = layer_forward_flops(request.model, rows, request.seq_len) / tp / speed
-        head_s = head_forward_flops(request.model, rows, request.seq_len) / speed
-        timings.append(
-            RowTiming(
-                rows=rows,
-                tp=tp,
-                recompute=recompute,
-                layer_forward_s=layer_s,
-                layer_backward_s=(3 if recompute else 2) * layer_s,
-                embedding_forward_s=0.0,  # looks rows up, computes nothing
-                embedding_backward_s=0.0,
-                head_forward_s=head_s,
-                head_backward_s=2 * head_s,
-            )
-        )
+    timings = modelled_timings(
+        request.model, _cases(request), seq_len=request.seq_len, flops_per_s=speed
+    )
     return BenchResult(
         vendor=device.vendor,
         model=device.model,
         source=Source.MODELLED,
-        timings=tuple(timings),
-        optimizer_s_per_parameter=_OPTIMIZER_FLOPS_PER_PARAMETER / speed,
+        timings=timings,
+        optimizer_s_per_parameter=OPTIMIZER_FLOPS_PER_PARAMETER / speed,
         matmul_flops_per_s=Quantity(value=speed, source=Source.MODELLED),
         copy_bytes_per_s=Quantity(
             value=None, source=Source.MODELLED, why="an emulated chip declares no memory speed"

@@ -6,7 +6,7 @@ to the other that it holds the one-time token of the request, which never travel
 none can measure. Standard library only.
 
 For each size n and each direction: seconds from the first byte sent until one byte has come back, less half of
-a one-byte round trip. A size's figure is the median of its repeats. Sizes end early where a message would take
+the shortest round trip. A size's figure is the median of its repeats. Sizes end early where a message would take
 longer than the budget.
 """
 
@@ -42,6 +42,7 @@ _RETRY_S = 0.1
 _CHUNK_BYTES = 1 << 20
 _LONGEST_MESSAGE_S = 1.5
 _MIN_SIZES = 5
+_WARM_UP_S = 0.05
 _MAX_BYTES = 1 << 30
 
 
@@ -99,7 +100,7 @@ class SizeTiming:
 class LinkResult:
     """out/link.json of the client."""
 
-    round_trip_s: float  # of one byte
+    round_trip_s: float  # of one byte, or of the smallest size if that was quicker
     timings: tuple[SizeTiming, ...]
 
 
@@ -278,23 +279,37 @@ def _time_all(stream: socket.socket, request: LinkRequest, started_s: float) -> 
     def median_s(action: Callable[[int], None], size: int) -> float:
         return _median_s(lambda: action(size), request)
 
-    for _ in range(3):
+    _warm_up(give, take)
+    round_trips_s = [median_s(give, 1)]
+    seen: list[tuple[int, float, float]] = []
+    for size in request.sizes:
+        seen.append((size, median_s(give, size), median_s(take, size)))
+        next_s = 4 * max(seen[-1][1:])
+        spent_s = time.monotonic() - started_s
+        turns_s = 2 * (1 + request.min_repeats) * next_s
+        if len(seen) >= _MIN_SIZES and (
+            next_s > _LONGEST_MESSAGE_S or spent_s + turns_s > request.deadline_s / 2
+        ):
+            break
+    round_trips_s.append(median_s(give, 1))
+    round_trip_s = min(*round_trips_s, *(min(times) for _, *times in seen))
+    return LinkResult(
+        round_trip_s=round_trip_s,
+        timings=tuple(
+            SizeTiming(
+                num_bytes=size, to_s=to_s - round_trip_s / 2, from_s=from_s - round_trip_s / 2
+            )
+            for size, to_s, from_s in seen
+        ),
+    )
+
+
+def _warm_up(give: Callable[[int], None], take: Callable[[int], None]) -> None:
+    """Let processor clocks rise and both ends get into their loops."""
+    until_s = time.monotonic() + _WARM_UP_S
+    while time.monotonic() < until_s:
         give(1)
         take(1)
-    round_trip_s = median_s(give, 1)
-    timings: list[SizeTiming] = []
-    for size in request.sizes:
-        to_s, from_s = (
-            max(median_s(action, size) - round_trip_s / 2, 1e-9) for action in (give, take)
-        )
-        timings.append(SizeTiming(num_bytes=size, to_s=to_s, from_s=from_s))
-        next_s = 4 * max(to_s, from_s)
-        spent_s = time.monotonic() - started_s
-        enough = len(timings) >= _MIN_SIZES
-        turns = 2 * request.min_repeats * next_s
-        if enough and (next_s > _LONGEST_MESSAGE_S or spent_s + turns > request.deadline_s / 2):
-            break
-    return LinkResult(round_trip_s=round_trip_s, timings=tuple(timings))
 
 
 def _median_s(action: Callable[[], None], request: LinkRequest) -> float:

@@ -10,28 +10,9 @@ from __future__ import annotations
 import torch
 
 from hetrun.arch import num_kv_heads
-from hetrun.errors import ConfigError
 from hetrun.model import ModelSpec
 from hetrun.runtime.network import Layer, Matrix
-
-
-def check_tp(model: ModelSpec, tp: int) -> None:
-    """Refuse a number of devices that does not divide the layer evenly.
-
-    Raises:
-        ConfigError: names the part that it does not divide.
-    """
-    parts = {
-        "num_heads": model.num_heads,
-        "num_kv_heads": num_kv_heads(model),
-        "ffn_size": model.ffn_size,
-    }
-    for name, size in parts.items():
-        if size % tp:
-            raise ConfigError(
-                f"plan.tp: {tp} devices cannot share a layer evenly: {name} is {size}",
-                hint=f"choose a tp that divides {', '.join(map(str, parts.values()))}",
-            )
+from hetrun.schedule.shares import check_tp
 
 
 class LayerShare(Layer):

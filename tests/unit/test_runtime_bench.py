@@ -16,7 +16,7 @@ from hetrun.errors import ConfigError, JobError, PreflightError
 from hetrun.model import Dtype, EmulatedChip, ModelSpec, Source
 from hetrun.runtime import bench, measure
 from hetrun.runtime.bench import BenchDevice, BenchRequest, modelled, read_request
-from hetrun.runtime.measure_shard import check_tp
+from hetrun.schedule.shares import check_tp
 
 MODEL = ModelSpec(num_layers=2, hidden_size=16, num_heads=2, ffn_size=24, vocab_size=256)
 CHIP = EmulatedChip(vendor="red", model="r1", num_devices=4, flops_per_s=2e9, memory_bytes=1 << 30)

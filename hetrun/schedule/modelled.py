@@ -1,0 +1,41 @@
+"""Timings that follow from FLOP counts and one speed: those of emulated chips, and estimates. Nothing is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetrun.arch import head_forward_flops, layer_forward_flops
+from hetrun.model import ModelSpec, RowTiming
+
+# AdamW: two moments, their corrections, the root, the quotient, the decay; roughly, and the same for every chip
+OPTIMIZER_FLOPS_PER_PARAMETER = 10.0
+
+Case = tuple[int, bool, int]  # tp, recompute, rows
+
+
+def modelled_timings(
+    model: ModelSpec, cases: Iterable[Case], *, seq_len: int, flops_per_s: float
+) -> tuple[RowTiming, ...]:
+    """FLOPs of the model's parts over a speed, for each case.
+
+    A backward is two forwards, and one more where the forward is run again; tp chips share the FLOPs of a layer
+    evenly, and what they tell each other is left to the link model. The embedding looks rows up and computes nothing.
+    """
+    timings = []
+    for tp, recompute, rows in cases:
+        layer_s = layer_forward_flops(model, rows, seq_len) / tp / flops_per_s
+        head_s = head_forward_flops(model, rows, seq_len) / flops_per_s
+        timings.append(
+            RowTiming(
+                rows=rows,
+                tp=tp,
+                recompute=recompute,
+                layer_forward_s=layer_s,
+                layer_backward_s=(3 if recompute else 2) * layer_s,
+                embedding_forward_s=0.0,
+                embedding_backward_s=0.0,
+                head_forward_s=head_s,
+                head_backward_s=2 * head_s,
+            )
+        )
+    return tuple(timings)
