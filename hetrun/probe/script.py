@@ -33,6 +33,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _PRELUDE = r"""
 LC_ALL=C; LANG=C; export LC_ALL LANG; unset LANGUAGE
 t_start=$(date +%s.%N)
+t_start=${t_start%.%N} # where busybox knows no nanoseconds
 umask 077
 d=
 for base in /dev/shm "${TMPDIR:-/tmp}" /tmp /var/tmp "$HOME"; do
@@ -74,6 +75,7 @@ exit \$?"
   rc=$?
   rm -f "$d/$1.busy"
   kill $w
+  case $rc in 124 | 137 | 143) kill -9 -$p ;; esac # children that ignore a TERM outlive their shell
   if [ -f "$d/$1.late" ]; then rc=124; fi
   echo $rc >"$d/$1.rc"
 } 2>/dev/null
@@ -231,7 +233,7 @@ def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -
         lines += ["(", *lane, ') </dev/null >/dev/null 2>&1 & lanes="$lanes $!"']
     lines.append("wait $lanes")
     lines += [f"for name in {' '.join(names)}; do show $name; done"]
-    lines.append("t_end=$(date +%s.%N)")
+    lines.append("t_end=$(date +%s.%N); t_end=${t_end%.%N}")
     lines.append('printf \'\\n%s end %s %s\\n\' "$nonce" "$t_start" "$t_end"')
     return "\n".join(lines) + "\n"
 
