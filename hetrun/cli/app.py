@@ -15,10 +15,11 @@ import hetrun
 from hetrun import inventory, planner, store
 from hetrun import launch as launcher
 from hetrun import probe as prober
-from hetrun import profile as profiler
 from hetrun import recipe as recipes
 from hetrun import report as reporter
 from hetrun.cli import render
+from hetrun.cli.options import FactsFile, Json, ProfileFile, RecipeFile
+from hetrun.cli.profile import profile as profile_command
 from hetrun.errors import ConfigError, ExitCode, HetrunError
 from hetrun.model import Facts, Plan, Profile
 
@@ -32,10 +33,6 @@ app = typer.Typer(
     "hetrun profile recipe.yaml && hetrun plan recipe.yaml && hetrun launch && hetrun report",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print the saved object on stdout as JSON.")]
-FactsFile = Annotated[Path, typer.Option("--facts", help="What probe found.")]
-ProfileFile = Annotated[Path, typer.Option("--profile", help="What profile measured.")]
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="What to train, a YAML file.")]
 _FEW = typer.Option("--max-shapes", min=1, help="Most different replicas; the price is printed.")
 MaxShapes = Annotated[Optional[int], _FEW]  # noqa: UP045 - typer reads this on Python 3.10
 
@@ -84,22 +81,9 @@ def probe(
     raise typer.Exit(int(prober.answered(facts).exit_code))
 
 
-@app.command(
+app.command(
     epilog="Example: hetrun profile recipes/tiny-llama.yaml --facts facts.json -o profile.json"
-)
-def profile(
-    recipe: RecipeFile,
-    facts: FactsFile = Path("facts.json"),
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to save.")] = Path("profile.json"),
-    json: Json = False,
-) -> None:
-    """Measure each device model on the recipe's layers, and each kind of link."""
-    found = store.load(Facts, facts)
-    wanted = recipes.load_recipe(recipe)
-    with render.host_progress("profile", len(found.hosts)) as progress:
-        result = profiler.profile(found, wanted, progress=progress)
-    store.save(result, out)
-    render.show_profile(result, out, as_json=json)
+)(profile_command)
 
 
 @app.command(

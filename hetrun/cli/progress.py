@@ -62,9 +62,10 @@ class LiveLine:
 class HostProgress(LiveLine):
     """`progress(host, what)` of probe and profile: how many hosts are through, and what the last one said."""
 
-    def __init__(self, console: Console, name: str, num_hosts: int) -> None:
+    def __init__(self, console: Console, name: str, num_hosts: int, *, what: str = "hosts") -> None:
         super().__init__(console)
         self.name = name
+        self.what = what
         self.num_hosts = num_hosts
         self._done: set[str] = set()
         self._last = ""
@@ -81,7 +82,7 @@ class HostProgress(LiveLine):
 
     def line(self) -> Text:
         """Such as "probe 3/8 hosts  a3: 4 devices"."""
-        return cell(f"{self._count()} hosts  {self._last}")
+        return cell(f"{self._count()} {self.what}  {self._last}")
 
     def _count(self) -> str:
         return f"{self.name} {len(self._done)}/{self.num_hosts}"

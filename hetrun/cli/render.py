@@ -175,9 +175,9 @@ def show_dry_run(commands: Sequence[HostCommand], *, as_json: bool) -> None:
 
 
 @contextmanager
-def host_progress(name: str, num_hosts: int) -> Iterator[HostProgress]:
+def host_progress(name: str, num_hosts: int, *, what: str = "hosts") -> Iterator[HostProgress]:
     """Show how many hosts are through while the block runs."""
-    progress = HostProgress(talk(), name, num_hosts)
+    progress = HostProgress(talk(), name, num_hosts, what=what)
     with progress:
         yield progress
 

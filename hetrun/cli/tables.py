@@ -14,8 +14,10 @@ from rich.text import Text
 from hetrun.model import (
     DeviceProfile,
     Link,
+    LinkCurve,
     Profile,
     Quantity,
+    RowTiming,
     Source,
 )
 from hetrun.report.words import (
@@ -28,6 +30,11 @@ from hetrun.report.words import (
     some,
 )
 
+_DEVICE_HEADS = (
+    *("Vendor", "Model", "Hosts", ">Rows", ">Layer F", ">Layer B", ">Head F+B", ">Spread"),
+    *(">Matmul", ">Copy", "Source"),
+)
+
 
 def cell(text: object, style: str = "") -> Text:
     """Return one cell or line; whatever it says is shown as it stands, on one line."""
@@ -36,29 +43,51 @@ def cell(text: object, style: str = "") -> Text:
 
 def profile_view(profile: Profile) -> RenderableType:
     """Figures per device model and per link, each with its source."""
-    devices = new_table(
-        "Vendor",
-        "Model",
-        "Hosts",
-        ">Rows",
-        ">Layer F",
-        ">Layer B",
-        ">Head F+B",
-        ">Spread",
-        ">Matmul",
-        ">Copy",
-        "Source",
-    )
+    extras = _extras(profile)
+    devices = new_table(*_DEVICE_HEADS[:4], *extras, *_DEVICE_HEADS[4:])
     for device in profile.devices:
-        for row in _timing_rows(device):
-            devices.add_row(*row)
-    links = new_table("Link", "Between", ">Latency", ">Rate", "Source")
+        for timing, row in zip(device.timings, _timing_rows(device), strict=True):
+            more = [cell(show(timing)) for show in extras.values()]
+            devices.add_row(*row[:4], *more, *row[4:])
+    links = new_table("Link", "Between", ">Latency", ">Rate", "Source", "Measured between")
     for link in profile.links:
-        links.add_row(*_link_row(link))
-    note = Text(
-        "Seconds of one microbatch. Modelled figures are those that emulated chips declare.", "dim"
-    )
-    return stack(devices, links, note)
+        links.add_row(*_link_row(link), cell(_ends(link, profile.curves)))
+    told = [(f"{d.vendor} {d.model}: ", note) for d in profile.devices for note in d.warnings]
+    told += [("", note) for note in profile.warnings]
+    warnings = [cell(f"{who}{note}", "yellow") for who, note in told]
+    return stack(devices, links, *warnings, *(Text(note, "dim") for note in _notes(profile)))
+
+
+def _extras(profile: Profile) -> dict[str, Callable[[RowTiming], str]]:
+    """Columns that most profiles do without: head and content."""
+    timings = [timing for device in profile.devices for timing in device.timings]
+    extras: dict[str, Callable[[RowTiming], str]] = {}
+    if any(timing.tp > 1 for timing in timings):
+        extras[">tp"] = lambda timing: str(timing.tp)
+    if any(timing.recompute for timing in timings):
+        extras["Layer"] = lambda timing: "recomputed" if timing.recompute else "stored"
+    if any(timing.layer_peak_bytes is not None for timing in timings):
+        extras[">Peak"] = lambda timing: format_bytes(timing.layer_peak_bytes)
+    return extras
+
+
+def _notes(profile: Profile) -> Iterable[str]:
+    yield "Seconds of one microbatch. Modelled figures are those that emulated chips declare."
+    timings = [timing for device in profile.devices for timing in device.timings]
+    if any(timing.tp > 1 for timing in timings):
+        yield "With tp, the seconds of one share; what the shares tell each other is not inside."
+    if any(device.source is Source.ASSUMED for device in profile.devices):
+        yield "Assumed figures come from published peaks and were measured nowhere."
+    if profile.quick:
+        yield "Measured in haste (--quick): few repeats and sizes, one pair of hosts for each link."
+
+
+def _ends(link: Link, curves: Iterable[LinkCurve]) -> str:
+    """The hosts between which a link was measured; nothing where it was not."""
+    for curve in curves:
+        if (curve.link, curve.a, curve.b) == (link.kind, link.a, link.b):
+            return " - ".join(curve.hosts)
+    return ""
 
 
 def stack(*parts: RenderableType) -> Group:

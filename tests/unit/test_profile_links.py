@@ -34,7 +34,7 @@ from hetrun.profile.pairs import (
     link_request,
     read_link,
 )
-from tests.unit.test_profile import TWO, device, facts, host, pair_result
+from tests.unit.profile_lab import TWO, device, facts, host, pair_result
 
 
 def nic(name: str, address: str, speed_mbps: int | None, *, up: bool = True) -> Nic:
