@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, NoReturn, Optional
 
 import typer
 
 import hetrun
-from hetrun import inventory, planner, store
+from hetrun import inventory, store
 from hetrun import launch as launcher
 from hetrun import probe as prober
-from hetrun import recipe as recipes
 from hetrun import report as reporter
+from hetrun.cli import plan as plan_command
 from hetrun.cli import render
-from hetrun.cli.options import FactsFile, Json, ProfileFile, RecipeFile
+from hetrun.cli.options import Json
 from hetrun.cli.profile import profile as profile_command
 from hetrun.errors import ConfigError, ExitCode, HetrunError
-from hetrun.model import Facts, Plan, Profile
+from hetrun.model import Facts, Plan
 
 app = typer.Typer(
     name="hetrun",
@@ -33,8 +32,6 @@ app = typer.Typer(
     "hetrun profile recipe.yaml && hetrun plan recipe.yaml && hetrun launch && hetrun report",
 )
 
-_FEW = typer.Option("--max-shapes", min=1, help="Most different replicas; the price is printed.")
-MaxShapes = Annotated[Optional[int], _FEW]  # noqa: UP045 - typer reads this on Python 3.10
 
 
 def _show_version(wanted: bool) -> None:
@@ -86,25 +83,7 @@ app.command(
 )(profile_command)
 
 
-@app.command(
-    epilog="Example: hetrun plan recipes/tiny-llama.yaml --facts facts.json --profile profile.json"
-)
-def plan(
-    recipe: RecipeFile,
-    facts: FactsFile = Path("facts.json"),
-    profile: ProfileFile = Path("profile.json"),
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to save.")] = Path("plan.json"),
-    max_shapes: MaxShapes = None,
-    json: Json = False,
-) -> None:
-    """Choose who holds which layers and takes which rows; say how far that is from the optimum."""
-    found, measured = store.load(Facts, facts), store.load(Profile, profile)
-    wanted = planner.limited(recipes.load_recipe(recipe), max_shapes)
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    targets = planner.torch_targets(found)
-    chosen = planner.plan(found, measured, wanted, targets=targets, created=created)
-    store.save(chosen, out)
-    render.show_plan(chosen, out, as_json=json)
+app.command("plan", epilog=plan_command.EPILOG)(plan_command.plan)
 
 
 @app.command(epilog="Example: hetrun launch plan.json --dry-run")

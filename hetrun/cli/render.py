@@ -21,6 +21,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hetrun import store
+from hetrun.cli.answers import comparison_view, explanation_view
 from hetrun.cli.hosts import changes_view, facts_view
 from hetrun.cli.progress import HostProgress, LaunchView
 from hetrun.cli.results import plan_view, report_view
@@ -40,6 +41,9 @@ from hetrun.report.words import (
 
 if TYPE_CHECKING:
     from hetrun.launch.files import HostCommand
+    from hetrun.planner.explain import Explanation
+    from hetrun.planner.export import Export
+    from hetrun.planner.whatif import Comparison
 
 __all__ = [
     "format_bytes",
@@ -52,8 +56,11 @@ __all__ = [
     "print_text",
     "set_up_logging",
     "show_changes",
+    "show_comparison",
     "show_dry_run",
     "show_error",
+    "show_explanation",
+    "show_export",
     "show_facts",
     "show_internal_error",
     "show_outcome",
@@ -125,6 +132,32 @@ def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
 def show_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     """Show what plan chose."""
     _show(plan, plan_view, path, as_json=as_json)
+
+
+def show_comparison(comparison: Comparison, *, as_json: bool) -> None:
+    """Show a plan beside one for changed hosts or links."""
+    if as_json:
+        print_json(comparison)
+    else:
+        talk().print(comparison_view(comparison))
+
+
+def show_explanation(explanation: Explanation, *, as_json: bool) -> None:
+    """Show where the numbers of a plan come from."""
+    if as_json:
+        print_json(explanation)
+    else:
+        talk().print(explanation_view(explanation))
+
+
+def show_export(export: Export, *, to_stdout: bool, as_json: bool) -> None:
+    """Write a plan in the words of another trainer to stdout, and on stderr what those leave out."""
+    if as_json:
+        print_text(json.dumps(asdict(export), indent=1, ensure_ascii=False))
+    elif to_stdout:
+        _write(export.text)
+    for line in export.lost:
+        _say(cell(f"not in it: {line}", "yellow"))
 
 
 def show_report(report: RunReport, run_dir: Path, *, as_json: bool) -> None:

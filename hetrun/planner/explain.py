@@ -9,6 +9,7 @@ from hetrun import arch
 from hetrun.model import DeviceProfile, Noun, Plan, Profile, Recipe, Source, StagePlan
 from hetrun.planner.cost import Piece, is_extrapolated, stage_parameters, timing_at
 from hetrun.planner.memory import STATES_PER_PARAMETER, layer_activation_bytes
+from hetrun.planner.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,13 @@ def _stage_terms(plan: Plan) -> Iterator[Term]:
     for number, replica in enumerate(plan.split.replicas):
         for index, stage in enumerate(replica.stages):
             rank = plan.split.ranks[stage.ranks[0]]
-            key: tuple[object, ...] = (rank.vendor, rank.model, index, replica.microbatch_rows, stage.num_layers)
+            key: tuple[object, ...] = (
+                rank.vendor,
+                rank.model,
+                index,
+                replica.microbatch_rows,
+                stage.num_layers,
+            )
             key += (stage.window, stage.memory_bytes, stage.send_s)
             if key not in seen:
                 seen.add(key)
@@ -129,7 +136,7 @@ def _stage_terms(plan: Plan) -> Iterator[Term]:
 
 def _one_stage(plan: Plan, stage: StagePlan, of: str, *, rows: int) -> Iterator[Term]:
     ends = " + embedding" * stage.has_embedding + " + head" * stage.has_head
-    parts = f"{stage.num_layers} layers{ends}"
+    parts = plural(stage.num_layers, "layer") + ends
     yield _term("forward", of, stage.forward_s, "s", f"{parts}, per microbatch")
     yield _term("backward", of, stage.backward_s, "s", f"{parts}, per microbatch")
     if not stage.has_head:

@@ -113,7 +113,7 @@ def test_pin_that_cannot_be_kept_is_named(pins: Pins, says: str) -> None:
 
 def test_layers_that_memory_cannot_hold_are_named() -> None:
     small = tuple(replace(chips, memory=2.6e6) for chips in CHIPS)
-    assert planned(Pins(layers=(2, 2, 2, 2)), small)
+    assert layers_of(planned(Pins(layers=(2, 2, 2, 2)), small)) == [[2, 2, 2, 2]]
     with pytest.raises(NoPlanError, match=r"layers \[5, 1, 1, 1\] fit no 4"):
         planned(Pins(layers=(5, 1, 1, 1)), small)
 

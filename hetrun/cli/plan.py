@@ -1,0 +1,142 @@
+"""`hetrun plan` and its questions: what if, why, and in whose words. Choosing is left to `planner/`, looks to `render.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from hetrun import planner, store
+from hetrun import recipe as recipes
+from hetrun.cli import render
+from hetrun.cli.options import FactsFile, Json, ProfileFile, RecipeFile
+from hetrun.errors import ConfigError
+from hetrun.model import Facts, Plan, Profile, Recipe
+from hetrun.planner.explain import explain as explain_plan
+from hetrun.planner.export import TARGETS
+from hetrun.planner.export import export as export_plan
+from hetrun.planner.whatif import change, compare
+from hetrun.report.plan_page import to_page
+
+EPILOG = (
+    "Example: hetrun plan recipes/tiny-llama.yaml --facts facts.json --profile profile.json --html plan.html"
+    ' -- or: hetrun plan recipes/tiny-llama.yaml --what-if "plus 4 of VENDOR" --what-if "10 Gb/s across"'
+)
+_PLAN = Path("plan.json")
+
+Words = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads this on Python 3.10
+    typer.Option("--export", metavar="TARGET", help=f"Write flags for {', '.join(TARGETS)}."),
+]
+WhatIf = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--what-if",
+        metavar="CHANGE",
+        help="Compare with a plan for changed hosts or links; may be given often. Saved with -o only.",
+    ),
+]
+PinFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--pin", metavar="PINS", help="Keep to these pins, a YAML file; prints their price."
+    ),
+]
+Why = Annotated[bool, typer.Option("--explain", help="Show the source of every number.")]
+Page = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--html", help="Also write a page with stages and timeline."),
+]
+Out = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--out", "-o", help="Where to save [default: plan.json; --export: stdout]."),
+]
+MaxShapes = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--max-shapes", min=1, help="Most different replicas; the price is printed."),
+]
+
+
+def plan(
+    recipe: RecipeFile,
+    facts: FactsFile = Path("facts.json"),
+    profile: ProfileFile = Path("profile.json"),
+    out: Out = None,
+    max_shapes: MaxShapes = None,
+    pin: PinFile = None,
+    what_if: WhatIf = None,
+    export: Words = None,
+    explain: Why = False,
+    html: Page = None,
+    json: Json = False,
+) -> None:
+    """Choose who holds which layers and takes which rows; say how far that is from the optimum."""
+    _check_one({"--what-if": bool(what_if), "--export": export is not None, "--explain": explain})
+    found, measured = store.load(Facts, facts), store.load(Profile, profile)
+    wanted = _wanted(recipe, pin, max_shapes)
+    chosen = _choose(found, measured, wanted)
+    if what_if:
+        chosen = _what_if(chosen, (found, measured), what_if, out, as_json=json)
+    elif export is not None:
+        _export(chosen, export, out, as_json=json)
+    else:
+        _save(chosen, out or _PLAN, measured if explain else None, as_json=json)
+    if html is not None:
+        store.save_text(to_page(chosen), html)
+
+
+def _check_one(asked: dict[str, bool]) -> None:
+    given = [flag for flag, is_given in asked.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} at once", hint="ask for one of them at a time")
+
+
+def _wanted(recipe: Path, pin: Path | None, max_shapes: int | None) -> Recipe:
+    """Return the recipe within the limits of the command line."""
+    wanted = planner.limited(recipes.load_recipe(recipe), max_shapes)
+    if pin is None:
+        return wanted
+    return replace(wanted, plan=replace(wanted.plan, pins=recipes.load_pins(pin)))
+
+
+def _choose(found: Facts, measured: Profile, wanted: Recipe) -> Plan:
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    targets = planner.torch_targets(found)
+    return planner.plan(found, measured, wanted, targets=targets, created=created)
+
+
+def _save(chosen: Plan, out: Path, measured: Profile | None, *, as_json: bool) -> None:
+    """Save and show a plan; with a profile, the source of its numbers instead of the plan."""
+    store.save(chosen, out)
+    if measured is None:
+        render.show_plan(chosen, out, as_json=as_json)
+    else:
+        render.show_explanation(explain_plan(chosen, measured), as_json=as_json)
+
+
+def _what_if(
+    before: Plan,
+    things: tuple[Facts, Profile],
+    texts: Sequence[str],
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> Plan:
+    """Compare with a plan for changed things, and return that."""
+    after = _choose(*change(*things, texts), before.recipe)
+    render.show_comparison(compare(before, after, texts), as_json=as_json)
+    if out is not None:
+        store.save(after, out)
+    return after
+
+
+def _export(chosen: Plan, target: str, out: Path | None, *, as_json: bool) -> None:
+    """Write the words of another trainer; what is lost goes to stderr as well."""
+    result = export_plan(chosen, target)
+    if out is not None:
+        store.save_text(result.text, out)
+    render.show_export(result, to_stdout=out is None, as_json=as_json)

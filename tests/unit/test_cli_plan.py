@@ -1,0 +1,105 @@
+"""`hetrun plan` and its questions, from files to files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hetrun import store
+from hetrun.cli.app import app
+from hetrun.errors import HetrunError
+from hetrun.model import Plan
+from tests.unit.planner_lab import Chips, Lab, small_model
+
+MODEL = small_model(6, vocab_size=257)
+LAB = Lab(
+    chips=(
+        Chips(vendor="emu-a", num_devices=2, gflops=4.0),
+        Chips(vendor="emu-b", num_devices=2, gflops=1.0),
+    ),
+    model=MODEL,
+    batch=12,
+)
+RECIPE = """\
+name: lab
+model: {num_layers: 6, hidden_size: 32, num_heads: 2, ffn_size: 64, vocab_size: 257}
+data: {seq_len: 64}
+train: {steps: 1, global_batch_rows: 12, microbatch_rows: [1, 2, 4]}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    store.save(LAB.facts, tmp_path / "facts.json")
+    store.save(LAB.profile, tmp_path / "profile.json")
+    (tmp_path / "lab.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def hetrun(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["plan", "lab.yaml", *arguments])
+    if isinstance(result.exception, HetrunError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_plan_is_saved_and_its_page_beside_it(here: Path) -> None:
+    hetrun("--html", "plan.html")
+    assert store.load(Plan, here / "plan.json").recipe.name == "lab"
+    assert (here / "plan.html").read_text().startswith("<!doctype html>")
+
+
+def test_what_if_saves_nothing_unless_told(here: Path) -> None:
+    found = json.loads(hetrun("--what-if", "plus 2 of emu-b", "--json").stdout)
+    assert (found["before"]["num_devices"], found["after"]["num_devices"]) == (4, 6)
+    assert found["changes"] == ["plus 2 of emu-b"]
+    assert not (here / "plan.json").exists()
+    hetrun("--what-if", "without emu-b", "-o", "other.json")
+    assert {r.vendor for r in store.load(Plan, here / "other.json").split.ranks} == {"emu-a"}
+
+
+def test_explanation_is_data_and_the_plan_is_saved(here: Path) -> None:
+    found = json.loads(hetrun("--explain", "--json").stdout)
+    plan = store.load(Plan, here / "plan.json")
+    steps = [t["value"] for t in found["terms"] if (t["what"], t["of"]) == ("step", "step")]
+    assert steps == [plan.split.cost.step_s]
+
+
+def test_export_goes_to_stdout_or_to_a_file(here: Path) -> None:
+    (here / "pins.yaml").write_text("layers: [4, 2]\nrows: [12]\n")
+    result = hetrun("--export", "megatron", "--pin", "pins.yaml")
+    assert "--pipeline-model-parallel-layout 'Et*4|t*2,L'" in result.stdout
+    assert "not in it: " in result.stderr
+    assert not (here / "plan.json").exists()
+    hetrun("--export", "megatron", "--pin", "pins.yaml", "-o", "flags.sh")
+    assert (here / "flags.sh").read_text() == result.stdout
+
+
+def test_pins_come_from_the_recipe_too(here: Path) -> None:
+    (here / "lab.yaml").write_text(RECIPE + "plan: {pins: {layers: [5, 1], rows: [12]}}\n")
+    hetrun()
+    plan = store.load(Plan, here / "plan.json")
+    layers = [[stage.num_layers for stage in r.stages] for r in plan.split.replicas]
+    assert layers == [[5, 1]]
+    assert "The pins cost" in plan.verdict
+
+
+def test_one_question_at_a_time(here: Path) -> None:
+    with pytest.raises(HetrunError, match="--what-if and --export at once"):
+        hetrun("--what-if", "without emu-b", "--export", "megatron")
+
+
+def test_tables_of_what_if_and_explain_are_shown(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = hetrun("--what-if", "1 Gb/s across").stderr
+    assert "What if 1 Gb/s across" in shown
+    assert "As it is" in shown
+    shown = hetrun("--explain").stderr
+    assert "where the plan's numbers come from" in shown
+    assert "memory: states" in shown
