@@ -30,7 +30,7 @@ class LayerCount(Noun):
     num_layers: int
     parameters: int  # of one layer, all experts included
     active_parameters: int  # of the matrices that one token passes; forward costs 2 FLOPs each
-    attention_width: int  # query heads x (key size + value size); causal attention costs this x seq_len
+    attention_width: int  # query heads x (key + value size); causal attention costs this x seq_len
     wide_elements: int  # held per token for the backward, in fp32 at least
     elements: int  # held per token for the backward, in the recipe's dtype
 
@@ -81,9 +81,7 @@ class ModelSpec(Noun):
                 f"model: counts of {counted} layers, need num_layers {self.num_layers}",
             )
             return  # other families have heads of any size
-        need(
-            self.family == "llama", f"model: family {self.family} without counts; name its config"
-        )
+        need(self.family == "llama", f"model: family {self.family} without counts; name its config")
         need(
             self.hidden_size % (2 * self.num_heads) == 0,
             f"model: hidden_size {self.hidden_size}, need a multiple of 2 * num_heads = {2 * self.num_heads}",
@@ -164,7 +162,10 @@ class Pins(Noun):
     rows: tuple[int, ...] = ()  # of each replica, in any order
 
     def __post_init__(self) -> None:
-        need(all(count >= 1 for count in self.layers), f"pins: layers {list(self.layers)}, need 1 each")
+        need(
+            all(count >= 1 for count in self.layers),
+            f"pins: layers {list(self.layers)}, need 1 each",
+        )
         need(all(count >= 1 for count in self.rows), f"pins: rows {list(self.rows)}, need 1 each")
         need(
             len(set(self.order)) == len(self.order),

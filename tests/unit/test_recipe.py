@@ -1,12 +1,27 @@
 import json
+import re
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetrun import arch, store
+from hetrun.arch.families import FAMILIES
 from hetrun.errors import ConfigError
-from hetrun.model import DataKind, Dtype, ModelSpec
+from hetrun.model import (
+    DataKind,
+    DataSpec,
+    Dtype,
+    LaunchSpec,
+    ModelSpec,
+    Pins,
+    PlanLimits,
+    Recipe,
+    Role,
+    TrainSpec,
+)
 from hetrun.recipe import load_recipe
 from hetrun.runtime.job import decode
 
@@ -160,3 +175,46 @@ def test_rows_longer_than_learned_positions_are_refused(write: Write, tmp_path: 
 def test_counts_by_hand_are_refused(write: Write) -> None:
     with pytest.raises(ConfigError, match=r"model\.family: is counted from a config"):
         load_recipe(write(MODEL.replace("}", ", family: gpt2}") + DATA + TRAIN))
+
+
+DOC = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+BLOCKS = re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL)
+
+
+def test_documented_recipe_loads(write: Write) -> None:
+    recipe = load_recipe(write(BLOCKS[0]))
+    assert (recipe.name, recipe.plan.max_shapes, recipe.train.microbatch_rows) == (
+        "my-run",
+        2,
+        (1, 2),
+    )
+
+
+def test_documented_defaults_are_the_defaults(write: Write) -> None:
+    """Keys that the document calls defaults by showing them; those it shows filled in are named here."""
+    filled = {"microbatch_rows", "dtype", "max_stages", "max_shapes", "env", "secrets"}
+    shown = load_recipe(write(BLOCKS[0]))
+    for part in (shown.train, shown.plan, shown.launch, shown.data):
+        for key in fields(part):
+            if key.default is not MISSING and key.name not in filled:
+                assert getattr(part, key.name) == key.default, key.name
+
+
+@pytest.mark.parametrize(
+    "part", [Recipe, ModelSpec, DataSpec, TrainSpec, PlanLimits, LaunchSpec, Pins]
+)
+def test_every_key_is_documented(part: Any) -> None:
+    told = "\n".join(BLOCKS)
+    keys = {key.name for key in fields(part)} - {"counts", "family"}  # counted, never written
+    assert {key for key in keys if not re.search(rf"(?m)^ *{key}:", told)} == set()
+
+
+def test_every_family_is_documented() -> None:
+    (line,) = re.findall(r"Families: (.*?)\.\n", DOC, re.DOTALL)
+    assert sorted(re.findall(r"`(\w+)`", line)) == sorted(FAMILIES)
+
+
+def test_documented_pins_are_read(write: Write) -> None:
+    pins = load_recipe(write(MODEL + DATA + TRAIN + BLOCKS[3])).plan.pins
+    assert pins is not None
+    assert (pins.layers, pins.roles) == ((20, 12), {"vendor-b": Role.LAST})
