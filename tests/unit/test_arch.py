@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hetrun import arch
 from hetrun.arch.hf import BadConfigError, from_config, learned_positions
 from hetrun.errors import ConfigError
-from hetrun.model import GIB, Dtype, ModelSpec
+from hetrun.launch import launch
+from hetrun.model import GIB, Dtype, Event, ModelSpec, Plan
 from hetrun.planner.memory import layer_activation_bytes
+from hetrun.runtime.worker import Place, check_place
 from tests.unit import arch_configs as configs
 from tests.unit.arch_configs import Keys
 from tests.unit.planner_lab import Chips, Lab
@@ -33,6 +37,88 @@ EXACT = [
     ("StarCoder2-3B", configs.STARCODER2_3B, 3_030_371_328),
     ("DeepSeek-V3", configs.DEEPSEEK_V3, 671_026_419_200 - 58 * 256),
 ]
+SHORT = {"num_hidden_layers": 2}
+# What the model classes of transformers 5 build from these configs, counted on torch's meta device: options
+# of the families that no well-known model above uses.
+BUILT = [
+    ("falcon, two norms", configs.FALCON_40B, 41_303_293_952),
+    (
+        "falcon, one after the other, biased",
+        {
+            **configs.FALCON_7B,
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 3,
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+        },
+        284_248_064,
+    ),
+    ("olmo2", configs.OLMO_2_7B, 7_298_617_344),
+    ("gemma3 of pictures and text", configs.GEMMA_3_4B, 3_880_263_168),
+    (
+        "stablelm, one norm",
+        {**configs.STABLELM_3B, **SHORT, "use_parallel_residual": True},
+        416_168_960,
+    ),
+    (
+        "stablelm, biased",
+        {
+            **configs.STABLELM_3B,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 24,
+            "use_qkv_bias": True,
+            "vocab_size": 100352,
+        },
+        1_644_515_328,
+    ),
+    (
+        "llama, biased",
+        {**configs.LLAMA_3_8B, **SHORT, "attention_bias": True, "mlp_bias": True},
+        1_486_987_264,
+    ),
+    (
+        "qwen3_moe, some layers dense",
+        {
+            **configs.QWEN3_30B_A3B,
+            "num_hidden_layers": 6,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+        },
+        2_095_083_008,
+    ),
+    (
+        "mistral, wide heads",
+        {**configs.MISTRAL_7B, **SHORT, "hidden_size": 5120, "head_dim": 128},
+        872_965_120,
+    ),
+    (
+        "gpt_neox without biases",
+        {**configs.PYTHIA_69B, **SHORT, "attention_bias": False},
+        815_874_048,
+    ),
+    ("granite", {**configs.LLAMA_3_8B, **SHORT, "model_type": "granite"}, 1_486_901_248),
+    ("smollm3", {**configs.LLAMA_3_8B, **SHORT, "model_type": "smollm3"}, 1_486_901_248),
+    (
+        "deepseek_v3 without query latents",
+        {
+            **configs.DEEPSEEK_V3,
+            "num_hidden_layers": 4,
+            "q_lora_rank": None,
+            "n_routed_experts": 16,
+        },
+        5_049_336_832,
+    ),
+    ("gpt2 with its own ffn", {**configs.GPT2, "n_inner": 1000}, 86_223_840),
+    ("opt without biases", {**configs.OPT_125M, "enable_bias": False}, 125_156_352),
+    (
+        "starcoder2 without biases",
+        {**configs.STARCODER2_3B, **SHORT, "use_bias": False},
+        342_915_072,
+    ),
+]
 # Rounded: as the card says, in billions; what the card rounds away is the tolerance.
 ROUNDED = [
     ("Mixtral-8x7B", configs.MIXTRAL_8X7B, 46.7, 0.05),
@@ -52,6 +138,13 @@ ROUNDED = [
 @pytest.mark.parametrize(("name", "keys", "published"), EXACT, ids=[row[0] for row in EXACT])
 def test_parameters_are_exactly_the_published_ones(name: str, keys: Keys, published: int) -> None:
     assert arch.total_parameters(from_config(keys)) == published
+
+
+@pytest.mark.parametrize(("name", "keys", "built"), BUILT, ids=[row[0] for row in BUILT])
+def test_parameters_are_those_of_the_reference_model_classes(
+    name: str, keys: Keys, built: int
+) -> None:
+    assert arch.total_parameters(from_config(keys)) == built
 
 
 @pytest.mark.parametrize(
@@ -246,3 +339,37 @@ def test_memory_of_a_counted_stage_is_states_and_its_own_activations() -> None:
     dense = from_config({**configs.MIXTRAL_8X7B, "num_experts_per_tok": 1})
     one_expert = 8 * 2 * (4 * 14336 + 2 * 4096)
     assert held - layer_activation_bytes(dense, Dtype.BF16, rows=1, seq_len=8) == one_expert
+
+
+def counted_plan() -> Plan:
+    keys = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 2, "vocab_size": 257}
+    chips = [Chips(vendor="emu-a", num_devices=2)]
+    return Lab(chips=chips, model=from_config(keys), batch=4).plan()
+
+
+class QuietObserver:
+    """Whatever happens goes nowhere."""
+
+    def on_status(self, host: str, text: str) -> None: ...
+
+    def on_event(self, event: Event) -> None: ...
+
+    def on_line(self, host: str, rank: int | None, line: str) -> None: ...
+
+
+def test_launch_refuses_what_the_runtime_cannot_build_before_it_touches_anything(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="this gpt2 config asks for more"):
+        launch(counted_plan(), run_root=tmp_path, observer=QuietObserver(), environ={})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_worker_refuses_it_too_before_the_first_collective() -> None:
+    plan = counted_plan()
+    rank = plan.split.ranks[0]
+    place = Place(
+        rank=0, local_rank=0, world_size=len(plan.split.ranks), host=rank.host, fault=None
+    )
+    with pytest.raises(ConfigError, match="this gpt2 config asks for more"):
+        check_place(place, plan)

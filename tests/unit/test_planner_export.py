@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -49,7 +50,9 @@ def cut(plan: Plan, layers: list[int], num_replicas: int) -> Plan:
     return replace(plan, split=split)
 
 
-def stages(like: StagePlan, owners: list[tuple[int, ...]], layers: list[int]) -> list[StagePlan]:
+def stages(
+    like: StagePlan, owners: Sequence[tuple[int, ...]], layers: Sequence[int]
+) -> list[StagePlan]:
     made, first = [], 0
     for index, (ranks, count) in enumerate(zip(owners, layers, strict=True)):
         made.append(
@@ -179,6 +182,20 @@ def test_megatron_has_no_words_for_uneven_rows_or_mixed_replicas() -> None:
     for target in TARGETS:
         with pytest.raises(ConfigError, match="replica 1 "):
             export(plan, target)
+
+
+def test_synerfuse_knows_one_cut_for_all_replicas_whatever_their_rows() -> None:
+    plan = pipeline_plan(2)
+    first, second = plan.split.replicas
+    other = replace(
+        second,
+        first_row=5,
+        num_microbatches=3,
+        stages=tuple(stages(second.stages[0], [(1,), (3,)], [5, 3])),
+    )
+    split = replace(plan.split, replicas=(replace(first, num_microbatches=5), other))
+    with pytest.raises(ConfigError, match=r"replica 1 has layers \[5, 3\], replica 0 has \[6, 2\]"):
+        export(replace(plan, split=split), "synerfuse")
 
 
 def test_megatron_middle_stage_needs_a_layer() -> None:
