@@ -246,9 +246,12 @@ def _find_server(request: LinkRequest) -> socket.socket:
     last = "nobody answered"
     while time.monotonic() < deadline_s:
         for port in request.ports:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
             stream = socket.socket(_family(request.server_addr), socket.SOCK_STREAM)
             try:
-                stream.settimeout(_HANDSHAKE_S)
+                stream.settimeout(min(left_s, _HANDSHAKE_S))
                 stream.bind((request.client_addr, 0))
                 stream.connect((request.server_addr, port))
                 if _greet(stream, request.token, mine=b"client", theirs=b"server"):
