@@ -54,8 +54,9 @@ class StagePlan(Noun):
     backward_s: float
     send_s: float  # activation of one microbatch to the next stage, one way; 0 on the last
     optimizer_s: float
-    memory_bytes: int
+    memory_bytes: int  # of each of the ranks
     memory_limit_bytes: int | None
+    recompute: bool = False  # the backward runs the forward again
 
     def __post_init__(self) -> None:
         need(bool(self.ranks), "stage without ranks")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetrun import arch
 from hetrun.model import DeviceProfile, Noun, Plan, Profile, Recipe, Source, StagePlan
 from hetrun.planner.cost import Piece, is_extrapolated, stage_parameters, timing_at
-from hetrun.planner.memory import STATES_PER_PARAMETER, layer_activation_bytes
+from hetrun.planner.memory import STATES_PER_PARAMETER
 from hetrun.planner.words import plural
 
 
@@ -60,14 +60,23 @@ def _model_terms(recipe: Recipe) -> Iterator[Term]:
 
 def _device_terms(plan: Plan, profile: Profile) -> Iterator[Term]:
     """Yield the timings that stages are made of, per device model and microbatch size in use."""
-    used: dict[tuple[str, str, int], None] = {}
+    used: dict[tuple[str, str, int, int, bool], None] = {}
     for replica in plan.split.replicas:
         for stage in replica.stages:
             rank = plan.split.ranks[stage.ranks[0]]
-            used[rank.vendor, rank.model, replica.microbatch_rows] = None
+            key = (rank.vendor, rank.model, replica.microbatch_rows, len(stage.ranks))
+            used[(*key, stage.recompute)] = None
     figures = {(device.vendor, device.model): device for device in profile.devices}
-    for vendor, model, rows in used:
-        yield from _timings(figures[vendor, model], rows)
+    for vendor, model, rows, tp, recompute in used:
+        yield from _timings(_way(figures[vendor, model], tp=tp, recompute=recompute), rows)
+
+
+def _way(figures: DeviceProfile, *, tp: int, recompute: bool) -> DeviceProfile:
+    """Return the figures of one way to use a device, as if there were no other."""
+    timings = figures.timings_of(tp=tp, recompute=recompute)
+    words = f" x {tp}" * (tp > 1) + ", recomputing" * recompute
+    own = tuple(replace(timing, tp=1, recompute=False) for timing in timings)
+    return replace(figures, model=f"{figures.model}{words}", timings=own)
 
 
 def _timings(figures: DeviceProfile, rows: int) -> Iterator[Term]:
@@ -159,26 +168,19 @@ def _memory_terms(recipe: Recipe, stage: StagePlan, of: str, *, rows: int) -> It
         has_head=stage.has_head,
     )
     element = arch.BYTES_PER_ELEMENT[recipe.train.dtype]
-    parameters = stage_parameters(recipe.model, piece)
+    layers = stage.num_layers * arch.layer_parameters(recipe.model)
+    shared = -(
+        -layers // len(stage.ranks)
+    )  # ranks of a stage share its layers, the rest is whole on each
+    parameters = stage_parameters(recipe.model, piece) - layers + shared
     states = STATES_PER_PARAMETER * parameters * element
     how = f"{parameters:,} parameters x {STATES_PER_PARAMETER} (weight, gradient, two moments) x {element} bytes"
     yield _term("memory: states", of, states, "bytes", how)
-    held = stage.num_layers * layer_activation_bytes(
-        recipe.model, recipe.train.dtype, rows=rows, seq_len=recipe.data.seq_len
-    )
+    kept = "inputs of layers" if stage.recompute else "activations"
+    how = f"{kept} of {stage.window} x {plural(rows, 'row')} in flight, messages, loss"
+    yield _term("memory: in flight", of, stage.memory_bytes - states, "bytes", how)
     yield _term(
-        "memory: layers' activations, none of them recomputed",
-        of,
-        held * stage.window,
-        "bytes",
-        f"{held:,} bytes per microbatch x {stage.window} in flight",
-    )
-    yield _term(
-        "memory: all",
-        of,
-        stage.memory_bytes,
-        "bytes",
-        "what the plan counts on, with messages and loss",
+        "memory: all", of, stage.memory_bytes, "bytes", "what the plan counts on, per device"
     )
     if stage.memory_limit_bytes is not None:
         how = f"plan.memory_fraction {recipe.plan.memory_fraction:g} of what probe found"

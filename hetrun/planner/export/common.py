@@ -218,6 +218,21 @@ def model_flags(plan: Plan, lost: list[str]) -> list[str]:
     return flags
 
 
+def recompute_flags(replicas: Sequence[ReplicaPlan], lost: list[str]) -> list[str]:
+    """Return Megatron's flags of full recomputation, which hold for all stages."""
+    stages = [(index, stage) for replica in replicas for index, stage in enumerate(replica.stages)]
+    which = sorted({index for index, stage in stages if stage.recompute})
+    if not which:
+        return []
+    if not all(stage.recompute for _, stage in stages):
+        lost.append(f"recomputation on stages {which} only: the target recomputes on all")
+    return [
+        "--recompute-granularity full",
+        "--recompute-method uniform",
+        "--recompute-num-layers 1",
+    ]
+
+
 def shell_text(
     plan: Plan, title: str, flags: Sequence[str], *, runs: Sequence[HostRun], lost: Sequence[str]
 ) -> str:
@@ -249,11 +264,15 @@ def blocks(plan: Plan, replica: ReplicaPlan) -> list[list[StagePlan]]:
     return [list(members) for _, members in groupby(replica.stages, key=key)]
 
 
-def _shape(plan: Plan, replica: ReplicaPlan) -> tuple[tuple[str, int, int], ...]:
+def _shape(plan: Plan, replica: ReplicaPlan) -> tuple[tuple[str, int, int, bool], ...]:
     return tuple(
-        (plan.split.ranks[s.ranks[0]].model, s.num_layers, len(s.ranks)) for s in replica.stages
+        (plan.split.ranks[s.ranks[0]].model, s.num_layers, len(s.ranks), s.recompute)
+        for s in replica.stages
     )
 
 
-def _words(shape: tuple[tuple[str, int, int], ...]) -> str:
-    return ", ".join(f"{layers} layers on {tp} x {model}" for model, layers, tp in shape)
+def _words(shape: tuple[tuple[str, int, int, bool], ...]) -> str:
+    return ", ".join(
+        f"{layers} layers on {tp} x {model}{' recomputed' if again else ''}"
+        for model, layers, tp, again in shape
+    )

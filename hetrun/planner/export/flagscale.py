@@ -51,7 +51,7 @@ def to_flagscale(plan: Plan) -> Export:
     lost.append("data, tokenizer and optimizer keys beyond those here: give FlagScale's own")
     head = [f"# hetrun plan {plan.recipe.name} for FlagScale (train YAML)"]
     head += [f"# lost: {line}" for line in lost]
-    body = [*_system(plan, meshes), *_model(plan)]
+    body = [*_system(plan, meshes), *_recompute(plan), *_model(plan)]
     text = "\n".join([*head, *host_lines(runs), *_hostfile(runs), *body, ""])
     return Export(target=TARGET, text=text, lost=tuple(lost))
 
@@ -83,6 +83,28 @@ def _system(plan: Plan, meshes: list[list[StagePlan]]) -> list[str]:
         f"    hetero_process_meshes: {flat}  # tp, cp, ep, dp, pp of each",
         f"    hetero_pipeline_layer_split: {layers}",
     ]
+
+
+def _recompute(plan: Plan) -> list[str]:
+    """Return full recomputation per stage, as "[stages, microbatches, 1 or 0]" each, where some stage recomputes."""
+    replica = plan.split.replicas[0]
+    if not any(stage.recompute for stage in replica.stages):
+        return []
+    each = [f"[1, {replica.num_microbatches}, {int(s.recompute)}]" for s in replica.stages]
+    ones = [f"[1, {replica.num_microbatches}, 1]" for _ in replica.stages]
+    return [
+        "  recompute:",
+        "    recompute_granularity: full",
+        "    recompute_method: uniform",
+        "    recompute_num_layers: 1",
+        f"    recompute_granularity_per_stage_micro_batch: [{_all_quoted(each)}]",
+        f"    recompute_method_per_stage_micro_batch: [{_all_quoted(each)}]",
+        f"    recompute_num_layers_per_stage_micro_batch: [{_all_quoted(ones)}]",
+    ]
+
+
+def _all_quoted(texts: list[str]) -> str:
+    return ", ".join(_quoted(text) for text in texts)
 
 
 def _model(plan: Plan) -> list[str]:

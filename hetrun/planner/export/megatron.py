@@ -15,6 +15,7 @@ from hetrun.planner.export.common import (
     model_flags,
     one_tp,
     plain_losses,
+    recompute_flags,
     refuse,
     same_rows,
     shell_text,
@@ -47,6 +48,7 @@ def to_megatron(plan: Plan) -> Export:
     ]
     if depth > 1:
         flags.append(f"--pipeline-model-parallel-layout '{layout_of(replica.stages)}'")
+    flags += recompute_flags(plan.split.replicas, lost)
     flags += model_flags(plan, lost)
     text = shell_text(plan, "Megatron-LM (custom pipeline layout)", flags, runs=runs, lost=lost)
     return Export(target=TARGET, text=text, lost=tuple(lost))

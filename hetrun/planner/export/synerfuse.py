@@ -18,6 +18,7 @@ from hetrun.planner.export.common import (
     no_empty_stage,
     one_tp,
     plain_losses,
+    recompute_flags,
     replica_major,
     same_layers,
     shell_text,
@@ -57,6 +58,7 @@ def to_synerfuse(plan: Plan) -> Export:
         if uneven_rows:
             lost.append("SynerFuse documents uneven layers and uneven rows apart, not together")
     runs = host_runs(plan, TARGET, order, lost)
+    flags += recompute_flags(replicas, lost)
     flags += model_flags(plan, lost)
     text = shell_text(plan, "SynerFuse", flags, runs=runs, lost=lost)
     return Export(target=TARGET, text=text, lost=tuple(lost))
