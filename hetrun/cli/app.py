@@ -16,7 +16,7 @@ from hetrun import launch as launcher
 from hetrun import probe as prober
 from hetrun import report as reporter
 from hetrun.cli import plan as plan_command
-from hetrun.cli import render
+from hetrun.cli import render, streams
 from hetrun.cli.options import Json
 from hetrun.cli.profile import profile as profile_command
 from hetrun.errors import ConfigError, ExitCode, HetrunError
@@ -31,7 +31,6 @@ app = typer.Typer(
     epilog="Files are passed on by default names, so the whole chain is: hetrun probe lab.yaml && "
     "hetrun profile recipe.yaml && hetrun plan recipe.yaml && hetrun launch && hetrun report",
 )
-
 
 
 def _show_version(wanted: bool) -> None:
@@ -145,6 +144,7 @@ def _newest_run(root: Path) -> Path:
 
 def main() -> NoReturn:
     """Run the command line; every error becomes two lines on stderr and an exit code."""
+    streams.fill_standard_descriptors()
     try:
         app()
     except HetrunError as error:

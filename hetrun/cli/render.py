@@ -9,13 +9,12 @@ import functools
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -25,8 +24,9 @@ from hetrun.cli.answers import comparison_view, explanation_view
 from hetrun.cli.hosts import changes_view, facts_view
 from hetrun.cli.progress import HostProgress, LaunchView
 from hetrun.cli.results import plan_view, report_view
+from hetrun.cli.streams import Talk, write_data
 from hetrun.cli.tables import cell, profile_view
-from hetrun.errors import HetrunError
+from hetrun.errors import HetrunError, StorageError
 from hetrun.model import Facts, Failure, Noun, Plan, Profile, RunOutcome, RunReport
 from hetrun.probe import compare
 from hetrun.report.words import (
@@ -56,11 +56,8 @@ __all__ = [
     "print_text",
     "set_up_logging",
     "show_changes",
-    "show_comparison",
     "show_dry_run",
     "show_error",
-    "show_explanation",
-    "show_export",
     "show_facts",
     "show_internal_error",
     "show_outcome",
@@ -80,9 +77,12 @@ _MOST_CHARS = 1 << 20
 @functools.cache
 def talk() -> Console:
     """Return the console on stderr; one for all, so that tables, warnings and live lines do not mix."""
-    plain = not sys.stderr.isatty() and "COLUMNS" not in os.environ
+    stderr = Talk()
+    plain = not stderr.isatty() and "COLUMNS" not in os.environ
     width = PLAIN_WIDTH if plain else None
-    return Console(stderr=True, markup=False, highlight=False, emoji=False, width=width)
+    return Console(
+        file=cast("TextIO", stderr), markup=False, highlight=False, emoji=False, width=width
+    )
 
 
 def print_text(text: str) -> None:
@@ -185,10 +185,19 @@ def show_outcome(outcome: RunOutcome, run_dir: Path, *, as_json: bool) -> None:
         _say(cell(f"not clean: could not confirm that nothing is left running on {host}", "red"))
     if outcome.failures:
         _say(cell(f"hint: more is in {_log_of(outcome.failures[0], run_dir)}"))
-    if as_json:
-        print_json(outcome)
-    else:
-        print_text(printable(str(run_dir)))
+    _print_outcome(outcome, run_dir, as_json=as_json)
+
+
+def _print_outcome(outcome: RunOutcome, run_dir: Path, *, as_json: bool) -> None:
+    try:
+        if as_json:
+            print_json(outcome)
+        else:
+            print_text(printable(str(run_dir)))
+    except (BrokenPipeError, StorageError):
+        if as_json and outcome.exit_code == 0:
+            raise
+        # How the run ended counts for more than who still reads; the folder was named on stderr.
 
 
 def _log_of(failure: Failure, run_dir: Path) -> Path:
@@ -263,7 +272,4 @@ def _say(text: RenderableType) -> None:
 
 
 def _write(text: str) -> None:
-    """Data is UTF-8 whatever the locale says, so that the next program can read it."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-    sys.stdout.buffer.flush()
+    write_data(text)

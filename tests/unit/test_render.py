@@ -172,9 +172,10 @@ def test_colour_is_for_terminals_that_want_it(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_colour:
         monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("sys.stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
     render.show_error(HostError("no"))
-    text = render.sys.stderr.getvalue()  # type: ignore[attr-defined]
+    text = terminal.getvalue()
     assert bool(re.search(r"\x1b\[[0-9;]*3[0-9]m", text)) is not no_colour
 
 

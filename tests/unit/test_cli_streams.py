@@ -1,0 +1,67 @@
+"""A closed or full stdout is an error in words; a closed or full stderr stops nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetrun.cli import render
+from hetrun.errors import StorageError
+from tests.unit import report_factory
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return report_factory.write_run(tmp_path / "run", report_factory.make_plan(), outcome=None)
+
+
+def _report(run_dir: Path, redirect: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", f'exec "$0" -m hetrun report "$1" --json {redirect}', sys.executable, run_dir],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirect", "words"),
+    [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")],
+)
+def test_data_that_cannot_be_written_is_an_error(run_dir: Path, redirect: str, words: str) -> None:
+    done = _report(run_dir, redirect)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "hint: " in done.stderr
+    assert "bug in hetrun" not in done.stderr
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+def test_talk_that_nobody_can_read_stops_nothing(run_dir: Path, redirect: str) -> None:
+    done = _report(run_dir, redirect)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("status", "as_json"), [("failed", True), ("failed", False), ("done", False)]
+)
+def test_the_end_of_a_run_counts_for_more_than_a_closed_stdout(
+    monkeypatch: pytest.MonkeyPatch, status: str, as_json: bool
+) -> None:
+    outcome = report_factory.make_outcome(report_factory.make_plan(), status)
+    monkeypatch.setattr("sys.stdout", None)
+    render.show_outcome(outcome, Path("runs/x"), as_json=as_json)
+
+
+def test_an_outcome_that_was_asked_for_and_is_lost_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome = report_factory.make_outcome(report_factory.make_plan())
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(StorageError, match="stdout is closed"):
+        render.show_outcome(outcome, Path("runs/x"), as_json=True)
