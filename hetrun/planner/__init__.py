@@ -53,7 +53,7 @@ def plan(
         hosts=_hosts(facts, split),
         links=profile.links,
         order=Order.ONE_F_ONE_B,
-        emulated=any(seat.device.emulated for kind in problem.kinds for seat in kind.seats),
+        emulated=any(seat.device.emulated for kind in problem.groups for seat in kind.seats),
         split=split,
         even_split=even,
         even_split_why=why,
@@ -89,7 +89,7 @@ def _idle(problem: Problem, split: Split) -> tuple[str, ...]:
     used = {(rank.host, rank.device_index) for rank in split.ranks}
     return tuple(
         seat.name
-        for kind in problem.kinds
+        for kind in problem.groups
         for seat in kind.seats
         if (seat.host, seat.device.index) not in used
     )

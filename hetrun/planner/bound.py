@@ -32,10 +32,10 @@ def lower_bound(problem: Problem, *, shapes_s: float = 0.0) -> Bound:
     """
     updates_per_s = sum(
         len(kind.seats) / kind.optimizer_s_per_parameter
-        for kind in problem.kinds
+        for kind in problem.groups
         if kind.optimizer_s_per_parameter > 0
     )
-    free = any(kind.optimizer_s_per_parameter <= 0 for kind in problem.kinds)
+    free = any(kind.optimizer_s_per_parameter <= 0 for kind in problem.groups)
     parameters = arch.total_parameters(problem.model)
     return Bound(
         compute_s=max(_busy_s(problem), _alone_s(problem), shapes_s),
@@ -52,13 +52,13 @@ def _busy_s(problem: Problem) -> float:
     one factor only.
     """
     counts = (problem.model.num_layers, 1, 1)
-    seconds = [best_unit_seconds_per_row(kind.timings.values()) for kind in problem.kinds]
+    seconds = [_device_seconds(problem, place) for place in range(len(problem.groups))]
     whole = [sum(n * s for n, s in zip(counts, unit, strict=True)) for unit in seconds]
     best = 0.0
     for column in [whole, *([unit[i] for unit in seconds] for i in range(len(counts)))]:
         if min(column) <= 0:
             continue
-        scale = sum(len(kind.seats) / s for kind, s in zip(problem.kinds, column, strict=True))
+        scale = sum(len(kind.seats) / s for kind, s in zip(problem.groups, column, strict=True))
         prices = [1 / (s * scale) for s in column]
         cost = sum(
             count * min(unit[i] * price for unit, price in zip(seconds, prices, strict=True))
@@ -66,6 +66,17 @@ def _busy_s(problem: Problem) -> float:
         )
         best = max(best, cost)
     return best * problem.batch_rows
+
+
+def _device_seconds(problem: Problem, place: int) -> tuple[float, float, float]:
+    """Return device-seconds per row of layer, embedding and head in a group, each in the best of its ways."""
+    ways = [
+        [kind.tp * seconds for seconds in best_unit_seconds_per_row(kind.timings.values())]
+        for kind, at in zip(problem.kinds, problem.places, strict=True)
+        if at == place
+    ]
+    layer_s, embedding_s, head_s = (min(column) for column in zip(*ways, strict=True))
+    return layer_s, embedding_s, head_s
 
 
 def _alone_s(problem: Problem) -> float:
@@ -86,10 +97,9 @@ def ideal_rows_per_s(problem: Problem) -> dict[str, float]:
     Where kinds are good at different things (one at layers, one at the head), together they can do more than the
     sum of each alone; then all are scaled up so that the sum is what the bound allows, and U stays below 100 %.
     """
-    num_layers = problem.model.num_layers
     alone: dict[str, float] = {}
-    for kind in problem.kinds:
-        rate = len(kind.seats) * kind.rows_per_s(num_layers)
+    for kind, speed in zip(problem.groups, problem.group_speeds, strict=True):
+        rate = len(kind.seats) * speed
         alone[kind.vendor] = alone.get(kind.vendor, 0.0) + rate
     together = problem.batch_rows / _busy_s(problem)
     scale = max(1.0, together / sum(alone.values()))

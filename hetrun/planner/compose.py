@@ -37,7 +37,7 @@ def combos(problem: Problem, shapes: Sequence[Shape], bound_s: float) -> Iterato
     yield from _one_shape(shapes, capacity)
     for family in _FAMILIES:
         chosen = [shape for shape in shapes if family(shape)]
-        if chosen and (len(problem.kinds) > 1 or family is _FAMILIES[0]):
+        if chosen and (len(problem.groups) > 1 or family is _FAMILIES[0]):
             yield from _by_deadline(problem, chosen, capacity, bound_s)
 
 
@@ -178,6 +178,6 @@ def _columns(
     def yield_of(column: tuple[Shape, int]) -> float:
         """Rows per row that the devices could do."""
         use = column[0].use
-        return column[1] / sum(n * s for n, s in zip(use, problem.speeds, strict=True))
+        return column[1] / sum(n * s for n, s in zip(use, problem.group_speeds, strict=True))
 
     return sorted(best.values(), key=yield_of, reverse=True)[:_MOST_COLUMNS]

@@ -29,14 +29,16 @@ class Piece:
     has_head: bool
 
 
-def timing_at(profile: DeviceProfile, rows: int) -> RowTiming:
+def timing_at(
+    profile: DeviceProfile, rows: int, *, tp: int = 1, recompute: bool = False
+) -> RowTiming:
     """Return seconds for a microbatch of `rows` rows.
 
     Linear between measured sizes. Above the largest, the slope of the last two goes on (in proportion, where
     one size was measured or the slope is not positive); below the smallest, its figures stand: less work never
     takes longer. `is_extrapolated` tells.
     """
-    timings = profile.timings_of()
+    timings = profile.timings_of(tp=tp, recompute=recompute)
     values = [_value_at([(t.rows, getattr(t, part)) for t in timings], rows) for part in _PARTS]
     seconds: dict[str, Any] = dict(zip(_PARTS, values, strict=True))
     return replace(
@@ -85,9 +87,12 @@ def send_seconds(link: Link, num_bytes: int) -> float:
     return link.latency_s + num_bytes / link.bytes_per_s
 
 
-def stage_parameters(model: ModelSpec, piece: Piece) -> int:
-    """Return how many parameters a stage holds; a tied matrix lives wherever embedding or head are."""
-    count = piece.num_layers * arch.layer_parameters(model)
+def stage_parameters(model: ModelSpec, piece: Piece, *, tp: int = 1) -> int:
+    """Return how many parameters each of `tp` devices of a stage holds: its share of the layers, the rest whole.
+
+    A tied matrix lives wherever embedding or head are.
+    """
+    count = -(-piece.num_layers * arch.layer_parameters(model) // tp)
     if piece.has_embedding:
         count += arch.embedding_parameters(model)
     if piece.has_head:

@@ -61,7 +61,7 @@ def sync_s(problem: Problem, combo: Combo) -> float:
     for shape, count in combo:
         for kind in shape.kinds:
             vendor = problem.kinds[kind].vendor
-            everyone[vendor] = everyone.get(vendor, 0) + count
+            everyone[vendor] = everyone.get(vendor, 0) + count * problem.kinds[kind].tp
     scalar_s = reduce_s(problem, everyone, SCALAR_BYTES)
     if sum(count for _, count in combo) < 2:
         return scalar_s
@@ -71,12 +71,15 @@ def sync_s(problem: Problem, combo: Combo) -> float:
     stages = [0] * len(combo)  # that hold the segment, per shape
     for first, end in pairwise(cuts):
         owners: dict[str, int] = {}
+        tps = []
         for number, (shape, count) in enumerate(combo):
             if ends[number][stages[number]] == first:
                 stages[number] += 1
-            vendor = problem.kinds[shape.kinds[stages[number]]].vendor
-            owners[vendor] = owners.get(vendor, 0) + count
-        until[end] = until[first] + reduce_s(problem, owners, problem.gradient_bytes(first, end))
+            way = problem.kinds[shape.kinds[stages[number]]]
+            owners[way.vendor] = owners.get(way.vendor, 0) + count
+            tps.append(way.tp)
+        num_bytes = problem.gradient_bytes(first, end, tp=min(tps))
+        until[end] = until[first] + reduce_s(problem, owners, num_bytes)
     busiest = max(
         until[end] - until[begin]
         for stage_ends in ends

@@ -22,6 +22,11 @@ def even_split(problem: Problem) -> tuple[Layout | None, str]:
     With many devices the depth that promises most is taken, and two orders of the vendors. Both ways in which frameworks number ranks are tried (a replica, or a stage, takes consecutive devices), and all
     orders of the vendors: the naive user is lucky. None, with the reason, where nothing fits.
     """
+    if any(kind.tp > 1 for kind in problem.groups):
+        return (
+            None,
+            "plan.tp leaves out 1, and equal splits are looked for without tensor parallelism",
+        )
     maker = ShapeMaker(problem)
     best: Layout | None = None
     short = 0
@@ -36,7 +41,7 @@ def even_split(problem: Problem) -> tuple[Layout | None, str]:
             if drafts is None:
                 short += 1
                 continue
-            layout = lay_out(problem, drafts, seats)
+            layout = lay_out(problem, drafts, [[(seat,) for seat in stages] for stages in seats])
             if best is None or layout.cost.step_s < best.cost.step_s * (1 - 1e-9):
                 best = layout
     if best is not None:

@@ -13,7 +13,7 @@ from hetrun.model import Cost, RankPlan, ReplicaPlan, StagePlan
 from hetrun.planner.cost import send_seconds, stage_parameters, stage_seconds
 from hetrun.planner.memory import stage_bytes
 from hetrun.planner.problem import UNKNOWN_MODEL, Problem, Seat
-from hetrun.planner.shapes import Shape, pieces
+from hetrun.planner.shapes import Shape, pieces, stage_load
 from hetrun.schedule import step_cost
 
 
@@ -26,6 +26,9 @@ class Draft:
     num_microbatches: int
 
 
+Places = Sequence[Sequence[tuple[Seat, ...]]]  # devices per replica and stage
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Replicas on devices, with their simulated cost."""
@@ -35,28 +38,33 @@ class Layout:
     cost: Cost
 
 
-def lay_out(
-    problem: Problem, drafts: Sequence[Draft], seats: Sequence[Sequence[Seat]] | None = None
-) -> Layout:
-    """Give every stage a device (the next free ones, blocks whole inside a host where that works) and a rank."""
+def lay_out(problem: Problem, drafts: Sequence[Draft], seats: Places | None = None) -> Layout:
+    """Give every stage its devices (the next free ones, blocks whole inside a host where that works) and ranks."""
     places = seats if seats is not None else place(problem, drafts)
     order = sorted(
         (seat.host_number, seat.device.index, replica, stage)
         for replica, stages in enumerate(places)
-        for stage, seat in enumerate(stages)
+        for stage, held in enumerate(stages)
+        for seat in held
     )
-    rank_of: dict[tuple[int, int], int] = {}
+    seat_at = {
+        (seat.host_number, seat.device.index): seat
+        for stages in places
+        for held in stages
+        for seat in held
+    }
+    ranks_of: dict[tuple[int, int], list[int]] = {}
     ranks: list[RankPlan] = []
     for _, members in groupby(order, key=lambda item: item[0]):
-        for local_rank, (_, _, replica, stage) in enumerate(members):
-            rank_of[replica, stage] = len(ranks)
-            seat = places[replica][stage]
+        for local_rank, (host, index, replica, stage) in enumerate(members):
+            ranks_of.setdefault((replica, stage), []).append(len(ranks))
+            seat = seat_at[host, index]
             ranks.append(_rank(seat, len(ranks), local_rank, replica=replica, stage=stage))
     replicas: list[ReplicaPlan] = []
     maker = _StageMaker(problem)
     first_row = 0
     for number, draft in enumerate(drafts):
-        numbers = [rank_of[number, stage] for stage in range(draft.shape.num_stages)]
+        numbers = [ranks_of[number, stage] for stage in range(draft.shape.num_stages)]
         stages = maker.stages(draft, places[number], numbers)
         replicas.append(
             ReplicaPlan(
@@ -78,19 +86,24 @@ def lay_out(
     return Layout(ranks=tuple(ranks), replicas=tuple(replicas), cost=cost)
 
 
-def place(problem: Problem, drafts: Sequence[Draft]) -> list[list[Seat]]:
-    """Choose a device for every stage: largest blocks first, each in the fullest host that still holds it whole."""
-    places: list[list[Seat | None]] = [[None] * draft.shape.num_stages for draft in drafts]
-    for kind in range(len(problem.kinds)):
-        free = FreeSeats(problem.kinds[kind].seats)
-        blocks = [
-            (replica, [stage for stage, k in enumerate(draft.shape.kinds) if k == kind])
-            for replica, draft in enumerate(drafts)
-        ]
-        for replica, stages in sorted(blocks, key=lambda block: (-len(block[1]), block[0])):
+def place(problem: Problem, drafts: Sequence[Draft]) -> Places:
+    """Choose devices for every stage: largest blocks first, each in the fullest host that still holds it whole."""
+    places: list[list[tuple[Seat, ...]]] = [[()] * draft.shape.num_stages for draft in drafts]
+    for group, members in enumerate(problem.groups):
+        free = FreeSeats(members.seats)
+        blocks = []
+        for replica, draft in enumerate(drafts):
+            stages = [i for i, k in enumerate(draft.shape.kinds) if problem.places[k] == group]
+            tp = max((problem.kinds[draft.shape.kinds[i]].tp for i in stages), default=1)
+            blocks.append((replica, stages, tp))
+        for replica, stages, tp in sorted(blocks, key=lambda b: (-b[2], -len(b[1]) * b[2], b[0])):
+            if tp > 1:
+                for stage in stages:
+                    places[replica][stage] = tuple(free.take(tp))
+                continue
             for stage, seat in zip(stages, free.take(len(stages)), strict=True):
-                places[replica][stage] = seat
-    return [[seat for seat in stages if seat is not None] for stages in places]
+                places[replica][stage] = (seat,)
+    return places
 
 
 class FreeSeats:
@@ -178,7 +191,7 @@ class _StageMaker:
         self._kept: list[Shape] = []  # so that their ids stay theirs
 
     def stages(
-        self, draft: Draft, seats: Sequence[Seat], ranks: Sequence[int]
+        self, draft: Draft, seats: Sequence[tuple[Seat, ...]], ranks: Sequence[Sequence[int]]
     ) -> Iterator[StagePlan]:
         """Yield the stages of one replica with their seconds and bytes."""
         problem, shape = self._problem, draft.shape
@@ -190,8 +203,8 @@ class _StageMaker:
         for index, fields in enumerate(self._shared[key]):
             send_s = 0.0
             if not fields["has_head"]:
-                send_s = send_seconds(problem.seat_link(seats[index], seats[index + 1]), sent)
-            yield StagePlan(ranks=(ranks[index],), send_s=send_s, **fields)
+                send_s = send_seconds(problem.seat_link(seats[index][0], seats[index + 1][0]), sent)
+            yield StagePlan(ranks=tuple(ranks[index]), send_s=send_s, **fields)
 
 
 def _shared(problem: Problem, draft: Draft) -> Iterator[dict[str, Any]]:
@@ -209,15 +222,17 @@ def _shared(problem: Problem, draft: Draft) -> Iterator[dict[str, Any]]:
             "window": draft.windows[index],
             "forward_s": forward_s,
             "backward_s": backward_s,
-            "optimizer_s": kind.optimizer_s_per_parameter * stage_parameters(problem.model, piece),
+            "optimizer_s": kind.optimizer_s_per_parameter
+            * stage_parameters(problem.model, piece, tp=kind.tp),
             "memory_bytes": stage_bytes(
                 problem.model,
                 problem.dtype,
                 piece,
-                rows=shape.rows,
-                seq_len=problem.seq_len,
-                window=draft.windows[index],
+                stage_load(
+                    problem, shape.kinds[index], rows=shape.rows, window=draft.windows[index]
+                ),
             ),
             "memory_limit_bytes": kind.limit_bytes,
+            "recompute": kind.recompute,
         }
         first_layer += piece.num_layers

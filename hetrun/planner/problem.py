@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 from hetrun import arch
 from hetrun.errors import NoPlanError
@@ -181,9 +182,9 @@ class Problem:
             kind = LinkKind.INSIDE_HOST
         return self.link(kind, a.device.vendor, b.device.vendor)
 
-    def gradient_bytes(self, first: int, end: int) -> int:
-        """Bytes of the gradients of layers [first, end), with embedding and head where they belong."""
-        count = (end - first) * arch.layer_parameters(self.model)
+    def gradient_bytes(self, first: int, end: int, *, tp: int = 1) -> int:
+        """Bytes of the gradients of layers [first, end) on each of `tp` devices, with embedding and head where they belong."""
+        count = -(-(end - first) * arch.layer_parameters(self.model) // tp)
         if first == 0:
             count += arch.embedding_parameters(self.model)
         if end == self.model.num_layers:
@@ -225,18 +226,17 @@ def read_problem(
     for (vendor, model, memory), members in sorted(_grouped(seats).items(), key=_kind_order):
         figures = _figures(profile, members[0], vendor=vendor, model=model)
         notes += _row_notes(figures, choices)
-        kinds.append(
-            Kind(
-                vendor=vendor,
-                model=model,
-                memory_bytes=memory,
-                limit_bytes=None if memory is None else int(memory * recipe.plan.memory_fraction),
-                optimizer_s_per_parameter=figures.optimizer_s_per_parameter,
-                timings={rows: timing_at(figures, rows) for rows in choices},
-                seats=tuple(members),
-                group=len(kinds),
-            )
+        plain = Kind(
+            vendor=vendor,
+            model=model,
+            memory_bytes=memory,
+            limit_bytes=None if memory is None else int(memory * recipe.plan.memory_fraction),
+            optimizer_s_per_parameter=figures.optimizer_s_per_parameter,
+            timings={},
+            seats=tuple(members),
+            group=len(kinds),
         )
+        kinds += _ways(plain, figures, recipe, choices)
     for note in notes:
         log.warning("%s", note)
     return Problem(
@@ -251,6 +251,33 @@ def read_problem(
         notes=tuple(dict.fromkeys(notes)),
         max_shapes=recipe.plan.max_shapes,
     )
+
+
+def _ways(
+    plain: Kind, figures: DeviceProfile, recipe: Recipe, choices: Sequence[int]
+) -> Iterator[Kind]:
+    """Yield the ways in which a group of devices may work: each tp that fits into a host, without and with recomputation.
+
+    Raises:
+        NoPlanError: the profile has figures for none of them.
+    """
+    found = False
+    for tp, recompute in product(
+        sorted(recipe.plan.tp), (False, True)[: 1 + recipe.plan.recompute]
+    ):
+        fits = tp <= plain.most_on_one_host and recipe.model.num_heads % tp == 0
+        if fits and figures.timings_of(tp=tp, recompute=recompute):
+            found = True
+            timings = {
+                rows: timing_at(figures, rows, tp=tp, recompute=recompute) for rows in choices
+            }
+            yield replace(plain, timings=timings, tp=tp, recompute=recompute)
+    if not found:
+        raise NoPlanError(
+            f"{plain.name}: no figures for any tp of {list(recipe.plan.tp)} that fits into a host"
+            f" of {plain.most_on_one_host}",
+            hint="add 1 to plan.tp, or run `hetrun profile` again with this recipe",
+        )
 
 
 def _check_profile(profile: Profile, recipe: Recipe) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import pairwise
+from math import ceil
 
 from hetrun import arch
 from hetrun.model import (
@@ -37,7 +38,7 @@ def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
     for replica in split.replicas:
         for stage in replica.stages:
             for rank in stage.ranks:
-                per_parameter_s = _figures(profile, split.ranks[rank])[1]
+                per_parameter_s = _figures(profile, split.ranks[rank], stage)[1]
                 clocks[rank] += per_parameter_s * _parameters(stage, recipe.model)
     return max(clocks)
 
@@ -46,15 +47,17 @@ def _likeness(replica: ReplicaPlan, ranks: tuple[RankPlan, ...]) -> tuple[object
     """Return all that decides when a replica's stages end: work, devices, and which neighbours share a host."""
     on = [ranks[stage.ranks[0]] for stage in replica.stages]
     stages = tuple(
-        (r.vendor, r.model, s.num_layers, s.has_embedding, s.has_head, s.window, len(s.ranks))
+        (r.vendor, r.model, s.num_layers, s.has_embedding, s.window, len(s.ranks), s.recompute)
         for r, s in zip(on, replica.stages, strict=True)
     )
     together = tuple(a.host == b.host for a, b in pairwise(on))
     return replica.microbatch_rows, replica.num_microbatches, stages, together
 
 
-def _figures(profile: Profile, rank: RankPlan) -> tuple[list[tuple[int, list[float]]], float]:
-    """Return measured points of a rank's device and its seconds per parameter."""
+def _figures(
+    profile: Profile, rank: RankPlan, stage: StagePlan
+) -> tuple[list[tuple[int, list[float]]], float]:
+    """Return measured points of a rank's device, used as its stage does, and its seconds per parameter."""
     for device in profile.devices:
         if (device.vendor, device.model) == (rank.vendor, rank.model):
             points = [
@@ -69,7 +72,8 @@ def _figures(profile: Profile, rank: RankPlan) -> tuple[list[tuple[int, list[flo
                         t.head_backward_s,
                     ],
                 )
-                for t in device.timings_of()
+                for t in device.timings
+                if t.tp == len(stage.ranks) and t.recompute == stage.recompute
             ]
             return points, device.optimizer_s_per_parameter
     raise ValueError(f"rank {rank.rank}: no figures for {rank.vendor} {rank.model}")
@@ -96,7 +100,7 @@ def _stage_work(
     stage: StagePlan, profile: Profile, rank: RankPlan, rows: int
 ) -> tuple[float, float]:
     """Return seconds of forward and backward of one microbatch."""
-    lf, lb, ef, eb, hf, hb = _interpolate(_figures(profile, rank)[0], rows)
+    lf, lb, ef, eb, hf, hb = _interpolate(_figures(profile, rank, stage)[0], rows)
     holds = (stage.num_layers, int(stage.has_embedding), int(stage.has_head))
     forward_s = sum(n * s for n, s in zip(holds, (lf, ef, hf), strict=True))
     backward_s = sum(n * s for n, s in zip(holds, (lb, eb, hb), strict=True))
@@ -166,7 +170,8 @@ def _parameters(stage: StagePlan, model: ModelSpec) -> int:
     """Return parameters that a stage updates."""
     matrix = model.vocab_size * model.hidden_size
     table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
-    held = stage.num_layers * arch.layer_parameters(model) + stage.has_head * norm
+    held = ceil(stage.num_layers * arch.layer_parameters(model) / len(stage.ranks))
+    held += stage.has_head * norm
     if model.tied_embeddings and stage.has_head and not stage.has_embedding:
         return held + matrix
     own_matrix = stage.has_head and not model.tied_embeddings
@@ -174,28 +179,29 @@ def _parameters(stage: StagePlan, model: ModelSpec) -> int:
 
 
 def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], int]]:
-    """Return rank sets that share gradients, with their parameters, head first."""
+    """Return sets of stages (by their first ranks) that share gradients, with parameters per device, head first."""
     matrix = model.vocab_size * model.hidden_size
+    table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
     tied = model.tied_embeddings
-    units: list[tuple[set[int], int]] = []
     stages = [stage for replica in split.replicas for stage in replica.stages]
-    heads = {rank for stage in stages if stage.has_head for rank in stage.ranks}
-    tables = {rank for stage in stages if stage.has_embedding for rank in stage.ranks}
-    units.append((heads, arch.final_norm_parameters(model) + (0 if tied else matrix)))
+    heads = {stage.ranks[0] for stage in stages if stage.has_head}
+    tables = {stage.ranks[0] for stage in stages if stage.has_embedding}
+    share = {stage.ranks[0]: len(stage.ranks) for stage in stages}
+    sets: dict[tuple[int, ...], list[int]] = {}  # parameters of layers, others
+    sets.setdefault(tuple(sorted(heads)), [0, 0])[1] += norm + (0 if tied else matrix)
     for layer in reversed(range(model.num_layers)):
         holders = {
-            rank
+            stage.ranks[0]
             for stage in stages
             if stage.first_layer <= layer < stage.first_layer + stage.num_layers
-            for rank in stage.ranks
         }
-        units.append((holders, arch.layer_parameters(model)))
-    units.append((tables | heads if tied else tables, arch.embedding_parameters(model)))
-    sets: dict[tuple[int, ...], int] = {}
-    for holders, parameters in units:
-        key = tuple(sorted(holders))
-        sets[key] = sets.get(key, 0) + parameters
-    return [(members, parameters) for members, parameters in sets.items() if len(members) > 1]
+        sets.setdefault(tuple(sorted(holders)), [0, 0])[0] += arch.layer_parameters(model)
+    sets.setdefault(tuple(sorted(tables | heads if tied else tables)), [0, 0])[1] += table
+    return [
+        (members, ceil(layers / min(share[rank] for rank in members)) + whole)
+        for members, (layers, whole) in sets.items()
+        if len(members) > 1
+    ]
 
 
 def _meet(

@@ -298,7 +298,7 @@ class _Tables:
         )
         self.update_s = np.asarray(
             [
-                kind.optimizer_s_per_parameter * arch.layer_parameters(problem.model)
+                kind.optimizer_s_per_parameter * arch.layer_parameters(problem.model) / kind.tp
                 for kind in problem.kinds
             ]
         )

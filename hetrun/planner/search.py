@@ -206,15 +206,18 @@ def _check_batch(problem: Problem) -> None:
 def shortage(maker: ShapeMaker) -> NoPlanError:
     """Return the error that names the group which lacks memory, how much, and what would help."""
     problem = maker.problem
-    orders = islice(permutations(range(len(problem.kinds))), _MOST_ORDERS)
+    lean = {problem.places[number]: number for number in range(len(problem.kinds))}  # last of each
+    orders = islice(permutations(lean.values()), _MOST_ORDERS)
     lacking, kind_number, held = min(_lacking(maker, order) for order in orders)
     kind = problem.kinds[kind_number]
     have = "; ".join(
         f"{len(k.seats)} x {k.name} with {(k.limit_bytes or 0) / GIB:.3g} GiB to use"
-        for k in problem.kinds
+        for k in problem.groups
     )
     rows = problem.row_choices[0]
     knobs = ["add devices", "lower data.seq_len", "train in a smaller dtype"]
+    if not any(kind.recompute for kind in problem.kinds):
+        knobs.insert(0, "allow plan.recompute")
     if rows > 1:
         knobs.insert(0, "allow smaller train.microbatch_rows")
     if problem.max_stages < min(problem.num_devices, problem.model.num_layers):
@@ -229,7 +232,11 @@ def shortage(maker: ShapeMaker) -> NoPlanError:
 def _lacking(maker: ShapeMaker, order: Sequence[int]) -> tuple[int, int, int]:
     """Return bytes that the deepest pipeline in this order lacks, the tightest kind, and layers held."""
     problem = maker.problem
-    stages = [kind for kind in order for _ in problem.kinds[kind].seats][: problem.max_stages]
+    stages = [
+        kind
+        for kind in order
+        for _ in range(len(problem.kinds[kind].seats) // problem.kinds[kind].tp)
+    ][: problem.max_stages]
     rows = problem.row_choices[0]
     lacking = held = 0
     room: dict[int, int] = {}
@@ -239,6 +246,6 @@ def _lacking(maker: ShapeMaker, order: Sequence[int]) -> tuple[int, int, int]:
         held += max(0, maker.cap(kind, rows, size=len(stages), index=index))
         room[kind] = min(room.get(kind, spare), spare)
     missing = max(0, problem.model.num_layers - held)
-    lacking += missing * maker.layer_bytes(rows, window=1)
+    lacking += missing * maker.layer_bytes(stages[-1], rows, window=1)
     tightest = min(room, key=lambda kind: (room[kind], kind))
     return lacking, tightest, min(held, problem.model.num_layers)

@@ -10,7 +10,7 @@ from math import inf
 from hetrun import arch
 from hetrun.model import Link, LinkKind
 from hetrun.planner.cost import Piece, send_seconds, stage_parameters, stage_seconds, unit_seconds
-from hetrun.planner.memory import layer_bytes, stage_bytes
+from hetrun.planner.memory import Load, layer_bytes, stage_bytes
 from hetrun.planner.problem import Problem
 from hetrun.planner.split import fill_parts
 from hetrun.schedule import plain_window
@@ -19,6 +19,7 @@ _FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
 _COARSE_GRID = 4  # the same with three kinds and more
 _FEW_USES = 600  # above, only two orders of the kinds are tried
 _MOST_SHAPES = 1500
+_SHORT_BLOCK = 4  # stages; recomputation on any number of them is tried up to here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +71,19 @@ class ShapeMaker:
         self.dropped_for_memory = 0
         self._caps: dict[tuple[int, int, int, bool, bool], int] = {}
         self._hops: dict[tuple[int, int, bool, int], float] = {}
-        counts = [len(kind.seats) for kind in problem.kinds]
         self._unit_seconds = {
             (number, rows): unit_seconds(timing)
             for number, kind in enumerate(problem.kinds)
             for rows, timing in kind.timings.items()
         }
         self._layer_parameters = arch.layer_parameters(problem.model)
-        self._total_speed = sum(n * s for n, s in zip(counts, problem.speeds, strict=True))
+        self._total_speed = sum(
+            n * s for n, s in zip(problem.capacity, problem.group_speeds, strict=True)
+        )
+        self._stage_speeds = [
+            kind.tp * problem.group_speeds[place]
+            for kind, place in zip(problem.kinds, problem.places, strict=True)
+        ]
 
     def make(self, kinds: Sequence[int], rows: int) -> Shape | None:
         """Split the layers over stages of these kinds, at least one each; None where they do not fit."""
@@ -112,7 +118,7 @@ class ShapeMaker:
 
     def promise(self, kinds: Sequence[int], rows: int, cut: Cut) -> float:
         """Return the share of its devices' speed that a shape uses, by its slowest stage and its bubble."""
-        speed = sum(self.problem.speeds[kind] for kind in kinds)
+        speed = sum(self._stage_speeds[kind] for kind in kinds)
         count = self._typical_microbatches(kinds, rows)
         return rows / (cut.cycle_s * speed) * count / (count + len(kinds) - 1)
 
@@ -128,11 +134,12 @@ class ShapeMaker:
             timing = problem.kinds[kind].timings[rows]
             forward_s = count * timing.layer_forward_s
             backward_s = count * timing.layer_backward_s
-            parameters = count * self._layer_parameters
+            tp = problem.kinds[kind].tp
+            parameters = -(-count * self._layer_parameters // tp)
             if index in (0, last):
                 piece = Piece(num_layers=count, has_embedding=index == 0, has_head=index == last)
                 forward_s, backward_s = stage_seconds(timing, piece)
-                parameters = stage_parameters(problem.model, piece)
+                parameters = stage_parameters(problem.model, piece, tp=tp)
             stages.append((forward_s, backward_s))
             update_s = problem.kinds[kind].optimizer_s_per_parameter * parameters
             optimizer_s = max(optimizer_s, update_s)
@@ -143,32 +150,36 @@ class ShapeMaker:
             kinds=tuple(kinds),
             layers=tuple(layers),
             rows=rows,
-            use=tuple(kinds.count(kind) for kind in range(len(problem.kinds))),
+            use=self._use(kinds),
             cycle_s=cycle_s,
             fill_s=end_s - typical * cycle_s,
             optimizer_s=optimizer_s,
             memory_bound=memory_bound,
         )
 
+    def _use(self, kinds: Sequence[int]) -> tuple[int, ...]:
+        """Return devices per group of stages of these kinds."""
+        use = [0] * len(self.problem.groups)
+        for kind in kinds:
+            use[self.problem.places[kind]] += self.problem.kinds[kind].tp
+        return tuple(use)
+
     def fits(self, shape: Shape, windows: Sequence[int]) -> bool:
         """Whether every stage stays within its device's memory with these windows."""
         problem = self.problem
         for kind, piece, window in zip(shape.kinds, pieces(shape.layers), windows, strict=True):
             limit = problem.kinds[kind].limit_bytes
-            if limit is not None and limit < self._bytes(piece, shape.rows, window):
+            if limit is not None and limit < self._bytes(kind, piece, shape.rows, window):
                 return False
         return True
 
-    def _bytes(self, piece: Piece, rows: int, window: int) -> int:
+    def _bytes(self, kind: int, piece: Piece, rows: int, window: int) -> int:
         problem = self.problem
-        return stage_bytes(
-            problem.model,
-            problem.dtype,
-            piece,
-            rows=rows,
-            seq_len=problem.seq_len,
-            window=self._held(window, rows),
-        )
+        return stage_bytes(problem.model, problem.dtype, piece, self._load(kind, rows, window))
+
+    def _load(self, kind: int, rows: int, window: int) -> Load:
+        """Return what a stage of this kind works on."""
+        return stage_load(self.problem, kind, rows=rows, window=self._held(window, rows))
 
     def cap(self, kind: int, rows: int, *, size: int, index: int) -> int:
         """Return how many layers stage `index` of `size` can hold, -1 where not even none; remembered."""
@@ -181,7 +192,7 @@ class ShapeMaker:
             elif spare < 0:
                 self._caps[key] = -1
             else:
-                most = spare // self.layer_bytes(rows, window=window)
+                most = spare // self.layer_bytes(kind, rows, window=window)
                 self._caps[key] = min(self.problem.model.num_layers, most)
         return self._caps[key]
 
@@ -191,18 +202,12 @@ class ShapeMaker:
         if limit is None:
             return None
         empty = Piece(num_layers=0, has_embedding=index == 0, has_head=index == size - 1)
-        return limit - self._bytes(empty, rows, plain_window(size, index))
+        return limit - self._bytes(kind, empty, rows, plain_window(size, index))
 
-    def layer_bytes(self, rows: int, *, window: int) -> int:
+    def layer_bytes(self, kind: int, rows: int, *, window: int) -> int:
         """Return what one more layer adds to a stage with this window."""
         problem = self.problem
-        return layer_bytes(
-            problem.model,
-            problem.dtype,
-            rows=rows,
-            seq_len=problem.seq_len,
-            window=self._held(window, rows),
-        )
+        return layer_bytes(problem.model, problem.dtype, self._load(kind, rows, window))
 
     def _held(self, window: int, rows: int) -> int:
         """Return how many microbatches can be in flight: no more than the batch has."""
@@ -210,7 +215,7 @@ class ShapeMaker:
 
     def _typical_microbatches(self, kinds: Sequence[int], rows: int) -> int:
         """Return about how many microbatches such a replica gets: its share of the summed speed."""
-        share = sum(self.problem.speeds[kind] for kind in kinds) / self._total_speed
+        share = sum(self._stage_speeds[kind] for kind in kinds) / self._total_speed
         return max(1, round(self.problem.batch_rows * share / rows))
 
     def _links_s(self, kinds: Sequence[int], rows: int) -> float:
@@ -220,11 +225,20 @@ class ShapeMaker:
     def _hop_s(self, a: int, b: int, block: int, rows: int) -> float:
         """Return the seconds of one send from a block of kind `a` to kind `b`; remembered."""
         problem = self.problem
-        key = (a, b, problem.kinds[a].most_on_one_host >= block, rows)
+        whole = problem.kinds[a].most_on_one_host >= block * problem.kinds[a].tp
+        key = (a, b, whole, rows)
         if key not in self._hops:
             num_bytes = arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
             self._hops[key] = send_seconds(likely_link(problem, a, b, together=key[2]), num_bytes)
         return self._hops[key]
+
+
+def stage_load(problem: Problem, kind: int, *, rows: int, window: int) -> Load:
+    """Return what a stage of a kind works on, as the memory model sees it."""
+    way = problem.kinds[kind]
+    return Load(
+        rows=rows, seq_len=problem.seq_len, window=window, tp=way.tp, recompute=way.recompute
+    )
 
 
 def likely_link(problem: Problem, a: int, b: int, *, together: bool) -> Link:
@@ -232,7 +246,7 @@ def likely_link(problem: Problem, a: int, b: int, *, together: bool) -> Link:
     first, second = problem.kinds[a], problem.kinds[b]
     if first.vendor != second.vendor:
         kind = LinkKind.ACROSS
-    elif (a == b and together) or _same_single_host(problem, a, b):
+    elif (problem.places[a] == problem.places[b] and together) or _same_single_host(problem, a, b):
         kind = LinkKind.INSIDE_HOST
     else:
         kind = LinkKind.INSIDE_ISLAND
@@ -270,8 +284,7 @@ def enumerate_shapes(maker: ShapeMaker, *, quick: bool = False) -> list[Shape]:
     found: list[tuple[float, tuple[int, ...], int, Cut]] = []
     for use in uses:
         for order in _orders(problem, use, few=few):
-            stages = tuple(kind for kind in order for _ in range(use[kind]))
-            for rows in problem.row_choices:
+            for stages, rows in product(stage_lists(problem, order, use), problem.row_choices):
                 cut = maker.cut(stages, rows)
                 if cut is not None:
                     found.append((-maker.promise(stages, rows, cut), stages, rows, cut))
@@ -280,6 +293,44 @@ def enumerate_shapes(maker: ShapeMaker, *, quick: bool = False) -> list[Shape]:
         maker.finish(stages, cut.layers, rows, memory_bound=cut.memory_bound)
         for _, stages, rows, cut in found[:_MOST_SHAPES]
     ]
+
+
+def stage_lists(
+    problem: Problem, order: Sequence[int], use: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """Yield kinds per stage of blocks of groups: every tp, and recomputation on the first so many stages of a block.
+
+    A block's first stages hold most microbatches, so these are where recomputation can pay.
+    """
+    blocks = [
+        [
+            block
+            for block in _block_lists(problem, place, use[place])
+            if sum(problem.kinds[kind].tp for kind in block) <= problem.capacity[place]
+        ]
+        for place in order
+    ]
+    for chosen in product(*blocks):
+        yield tuple(kind for block in chosen for kind in block)
+
+
+def _block_lists(problem: Problem, place: int, size: int) -> Iterator[tuple[int, ...]]:
+    """Yield kinds per stage of one block; long blocks recompute everywhere or nowhere."""
+    ways = {
+        (kind.tp, kind.recompute): number
+        for number, kind in enumerate(problem.kinds)
+        if problem.places[number] == place
+    }
+    for tp in sorted({tp for tp, _ in ways}):
+        for again in range(size + 1) if size <= _SHORT_BLOCK else (0, size):
+            plain, anew = ways.get((tp, False)), ways.get((tp, True))
+            if (plain is None and again < size) or (anew is None and again):
+                continue
+            yield tuple(
+                number
+                for number in (anew,) * again + (plain,) * (size - again)
+                if number is not None
+            )
 
 
 def block_sizes(count: int, most: int, *, full: int) -> tuple[int, ...]:
@@ -296,10 +347,10 @@ def block_sizes(count: int, most: int, *, full: int) -> tuple[int, ...]:
 
 def _uses(problem: Problem, *, quick: bool) -> Iterator[tuple[int, ...]]:
     """Yield devices per kind for one replica: with up to three kinds any mix, else at most two."""
-    many = len(problem.kinds) > 2 and problem.num_devices > _FULL_GRID
+    many = len(problem.groups) > 2 and problem.num_devices > _FULL_GRID
     full = _COARSE_GRID if many or quick else _FULL_GRID
     sizes = [
-        (0, *block_sizes(len(kind.seats), problem.max_stages, full=full)) for kind in problem.kinds
+        (0, *block_sizes(len(kind.seats), problem.max_stages, full=full)) for kind in problem.groups
     ]
     most_kinds = 3 if len(sizes) <= 3 else 2
     for use in product(*sizes):
@@ -315,7 +366,7 @@ def _orders(problem: Problem, use: Sequence[int], *, few: bool) -> Iterator[tupl
         yield from permutations(present)
         return
     rows = problem.row_choices[0]
-    slow_first = sorted(present, key=lambda k: -problem.kinds[k].timings[rows].layer_forward_s)
-    limits = [inf if kind.limit_bytes is None else kind.limit_bytes for kind in problem.kinds]
+    slow_first = sorted(present, key=lambda k: -problem.groups[k].timings[rows].layer_forward_s)
+    limits = [inf if kind.limit_bytes is None else kind.limit_bytes for kind in problem.groups]
     large_first = sorted(present, key=lambda kind: -limits[kind])
     yield from dict.fromkeys((tuple(slow_first), tuple(large_first)))

@@ -33,10 +33,14 @@ def gradient_buckets(
 
     With tied embeddings the matrix is the unit "embedding", held wherever embedding or head are, and "head"
     is the final norm alone. What a single rank holds needs no sync and is left out.
+
+    Of ranks that share the layers of a stage the first stands for all: each reduces its share with its peers, all
+    at once, and where stages differ in tp the largest share sets the pace.
     """
     known = {rank.rank for rank in split_ranks}
     holders = _holders(replicas)
     members: dict[tuple[int, ...], list[str]] = {}
+    tp_of: dict[tuple[int, ...], int] = {}
     owners_of: dict[tuple[int, ...], tuple[int, ...]] = {}  # by places in holders
     for unit in _units_backward(model):
         places = _owners(unit, list(holders), model)
@@ -47,14 +51,22 @@ def gradient_buckets(
             raise ValueError(f"{unit} is held by ranks {list(owners)}, some of which are unknown")
         if len(owners) > 1:
             members.setdefault(owners, []).append(unit)
+            tp_of[owners] = min(list(holders)[at][4] for at in places)
     return tuple(
         Bucket(
             units=tuple(units),
             ranks=owners,
-            num_bytes=dtype_bytes * sum(unit_parameters(unit, model) for unit in units),
+            num_bytes=dtype_bytes * _shared_parameters(units, model, tp_of[owners]),
         )
         for owners, units in members.items()
     )
+
+
+def _shared_parameters(units: Sequence[str], model: ModelSpec, tp: int) -> int:
+    """Parameters of units of which `tp` ranks share the layers."""
+    layers = sum(unit_parameters(u, model) for u in units if u.startswith("layer."))
+    whole = sum(unit_parameters(u, model) for u in units if not u.startswith("layer."))
+    return -(-layers // tp) + whole
 
 
 def unit_parameters(unit: str, model: ModelSpec) -> int:
@@ -76,16 +88,16 @@ def _units_backward(model: ModelSpec) -> Iterator[str]:
     yield "embedding"
 
 
-_Held = tuple[int, int, bool, bool]  # first layer, number of layers, embedding, head
+_Held = tuple[int, int, bool, bool, int]  # first layer, number of layers, embedding, head, tp
 
 
 def _holders(replicas: Sequence[ReplicaPlan]) -> dict[_Held, list[int]]:
-    """Return the ranks by what they hold: there are few different stages, however many replicas."""
+    """Return the first ranks of stages by what these hold: there are few different ones, however many replicas."""
     holders: dict[_Held, list[int]] = {}
     for replica in replicas:
         for stage in replica.stages:
-            held = (stage.first_layer, stage.num_layers, stage.has_embedding, stage.has_head)
-            holders.setdefault(held, []).extend(stage.ranks)
+            parts = (stage.first_layer, stage.num_layers, stage.has_embedding, stage.has_head)
+            holders.setdefault((*parts, len(stage.ranks)), []).append(stage.ranks[0])
     return holders
 
 
@@ -98,7 +110,7 @@ def _owners(unit: str, stages: Sequence[_Held], model: ModelSpec) -> tuple[int, 
     """Return the places of the stages that hold the parameters of a unit."""
     layer = int(unit.removeprefix("layer.")) if unit.startswith("layer.") else None
     owners = []
-    for place, (first_layer, num_layers, has_embedding, has_head) in enumerate(stages):
+    for place, (first_layer, num_layers, has_embedding, has_head, _) in enumerate(stages):
         if layer is not None:
             holds = first_layer <= layer < first_layer + num_layers
         elif unit == "head":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from math import log2
 
 from hetrun import arch
 from hetrun.model import (
@@ -55,6 +57,9 @@ class Chips:
         None  # of one row, forward and backward; embedding and head cost nothing then
     )
     emulated: bool = True
+    tp_share: float = (
+        0.9  # of their summed speed that two devices sharing a layer reach; 4: squared
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,20 +124,24 @@ class Lab:
     def _figures(self, chips: Chips) -> DeviceProfile:
         speed = chips.gflops * 1e9
         timings = []
-        for rows in self.rows:
+        choices = (False, True)[: 1 + self.limits.recompute]
+        for tp, recompute, rows in product(sorted(self.limits.tp), choices, self.rows):
             layer_s = arch.layer_forward_flops(self.model, rows, self.seq_len) / speed
             head_s = arch.head_forward_flops(self.model, rows, self.seq_len) / speed
             if chips.layer_s is not None:
                 layer_s, head_s = chips.layer_s * rows / 3, 0.0
+            layer_s /= tp * chips.tp_share ** log2(tp)
             timings.append(
                 RowTiming(
                     rows=rows,
                     layer_forward_s=layer_s,
-                    layer_backward_s=2 * layer_s,
+                    layer_backward_s=(3 if recompute else 2) * layer_s,
                     embedding_forward_s=0.0,
                     embedding_backward_s=0.0,
                     head_forward_s=head_s,
                     head_backward_s=2 * head_s,
+                    tp=tp,
+                    recompute=recompute,
                 )
             )
         return DeviceProfile(

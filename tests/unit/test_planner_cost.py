@@ -20,7 +20,7 @@ from hetrun.planner.cost import (
     stage_seconds,
     timing_at,
 )
-from hetrun.planner.memory import layer_bytes, stage_bytes
+from hetrun.planner.memory import Load, layer_bytes, stage_bytes
 from hetrun.planner.recost import _interpolate
 from tests.unit.planner_lab import Chips, Lab, small_model
 
@@ -114,7 +114,7 @@ def test_bytes_of_a_7b_stage_are_what_one_counts_by_hand() -> None:
         num_layers=32, hidden_size=4096, num_heads=32, ffn_size=11008, vocab_size=32000
     )
     piece = Piece(num_layers=1, has_embedding=False, has_head=False)
-    found = stage_bytes(model, Dtype.BF16, piece, rows=1, seq_len=4096, window=1)
+    found = stage_bytes(model, Dtype.BF16, piece, Load(rows=1, seq_len=4096, window=1))
     states = 4 * 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
     per_token = 2 * (2 * 4096 * 4 + 4096 * 2) + 5 * 4096 * 2 + 32 * 4 + 4 * 11008 * 2
     assert found == states + 4096 * per_token + 3 * 4096 * 4096 * 2
@@ -131,18 +131,17 @@ def test_one_more_layer_adds_what_layer_bytes_says(
     num_layers: int, window: int, rows: int, head: bool, dtype: Dtype
 ) -> None:
     model = small_model(8)
+    load = Load(rows=rows, seq_len=16, window=window, tp=1 + head, recompute=window > 3)
     sizes = [
         stage_bytes(
             model,
             dtype,
             Piece(num_layers=n, has_embedding=False, has_head=head),
-            rows=rows,
-            seq_len=16,
-            window=window,
+            load,
         )
         for n in (num_layers, num_layers + 1)
     ]
-    more = layer_bytes(model, dtype, rows=rows, seq_len=16, window=window)
+    more = layer_bytes(model, dtype, load)
     assert sizes[1] - sizes[0] == more
 
 
@@ -151,7 +150,18 @@ def test_wider_windows_and_heads_take_memory() -> None:
 
     def size(window: int, head: bool, dtype: Dtype = Dtype.FP32) -> int:
         piece = Piece(num_layers=2, has_embedding=False, has_head=head)
-        return stage_bytes(model, dtype, piece, rows=1, seq_len=16, window=window)
+        return stage_bytes(model, dtype, piece, Load(rows=1, seq_len=16, window=window))
 
     assert size(1, False) < size(2, False) < size(2, True)
     assert size(1, True, Dtype.BF16) < size(1, True) < size(1, True, Dtype.FP64)
+
+
+def test_sharing_layers_and_running_forwards_again_save_memory() -> None:
+    piece = Piece(num_layers=6, has_embedding=False, has_head=False)
+
+    def size(*, tp: int, recompute: bool) -> int:
+        load = Load(rows=2, seq_len=64, window=4, tp=tp, recompute=recompute)
+        return stage_bytes(small_model(8), Dtype.FP32, piece, load)
+
+    assert size(tp=2, recompute=True) < size(tp=2, recompute=False) < size(tp=1, recompute=False)
+    assert size(tp=1, recompute=True) < size(tp=1, recompute=False)

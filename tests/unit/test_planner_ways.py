@@ -1,0 +1,164 @@
+"""Devices that share layers, and forwards that run again to save memory: when the planner uses them and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetrun.errors import NoPlanError
+from hetrun.model import MIB, Dtype, PlanLimits
+from hetrun.planner.check import check_split
+from hetrun.planner.memory import Load, layer_bytes
+from hetrun.planner.problem import Problem, read_problem
+from hetrun.planner.recost import recost
+from hetrun.planner.shapes import Shape, ShapeMaker
+from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
+from tests.unit.test_planner_properties import plan_or_none
+
+
+def problem_of(lab: Lab) -> Problem:
+    return read_problem(lab.facts, lab.profile, lab.recipe, targets={})
+
+
+def units(count: float) -> float:
+    """Bytes of `count` units of the case: a layer's states, or what it holds of one microbatch."""
+    return (
+        count
+        * layer_bytes(small_model(16), Dtype.FP32, Load(rows=1, seq_len=SEQ_LEN, window=0))
+        / 0.92
+    )
+
+
+SEQ_LEN = 68  # makes a layer's activations as large as its states
+# The embedding, head and messages that the case leaves out have room between 12 and the next whole layer.
+X = Chips(vendor="x", num_devices=4, layer_s=3.0, memory=units(13.3), per_host=4)
+Y = Chips(vendor="y", num_devices=4, layer_s=3.0, memory=units(41), per_host=4)
+SHORT_OF_MEMORY = Lab(
+    chips=[X, Y],
+    model=small_model(16),
+    batch=64,
+    rows=(1,),
+    seq_len=SEQ_LEN,
+    links=FREE_LINKS,
+    limits=PlanLimits(recompute=True, max_stages=4),
+)
+
+
+def seconds(problem: Problem, shape: Shape) -> float:
+    """What 64 microbatches take by the closed form of the case; the simulator says 12 less for X alone."""
+    stages = [
+        layers
+        * (
+            problem.kinds[k].timings[1].layer_forward_s
+            + problem.kinds[k].timings[1].layer_backward_s
+        )
+        for k, layers in zip(shape.kinds, shape.layers, strict=True)
+    ]
+    return 63 * max(stages) + sum(stages)
+
+
+def best_pipeline(vendors: str) -> tuple[float, tuple[int, ...], tuple[bool, ...]]:
+    """The quickest four stages on these vendors over all choices of recomputation: seconds, layers, who recomputes."""
+    problem = problem_of(SHORT_OF_MEMORY)
+    maker = ShapeMaker(problem)
+    ways = [[n for n, k in enumerate(problem.kinds) if k.vendor == vendor] for vendor in vendors]
+    made = [shape for kinds in product(*ways) if (shape := maker.make(kinds, 1)) is not None]
+    best = min(made, key=lambda shape: seconds(problem, shape))
+    again = tuple(problem.kinds[kind].recompute for kind in best.kinds)
+    return seconds(problem, best), best.layers, again
+
+
+def test_short_memory_makes_the_small_vendor_recompute_alone_but_not_behind_the_large_one() -> None:
+    alone_s, layers, again = best_pipeline("xxxx")
+    assert alone_s == pytest.approx(1060)
+    assert layers == (4, 3, 4, 5)
+    assert again == (True, False, False, False)
+    large_s, layers, again = best_pipeline("yyyy")
+    assert large_s == pytest.approx(804)
+    assert (layers, any(again)) == ((4, 4, 4, 4), False)
+    mixed_s, layers, again = best_pipeline("yyxx")
+    assert mixed_s == pytest.approx(804)
+    assert (layers, any(again)) == ((4, 4, 4, 4), False)
+    other_s, _, _ = best_pipeline("xxyy")
+    both = 64 / alone_s + 64 / large_s
+    assert 2 * 64 / mixed_s / both == pytest.approx(1.1373, abs=5e-5)
+    assert 2 * 64 / other_s / both == pytest.approx(0.9181, abs=5e-5)
+
+
+def test_layers_are_shared_inside_a_host_where_they_fit_in_no_other_way() -> None:
+    chips = [
+        Chips(vendor="x", num_devices=8, memory=0.40 * MIB, per_host=4),
+        Chips(vendor="y", num_devices=4, memory=0.44 * MIB, per_host=2, gflops=0.6),
+    ]
+    lab = Lab(chips=chips, model=small_model(4), batch=32, rows=(1,), seq_len=16)
+    shared = replace(lab, limits=PlanLimits(tp=(1, 2, 4))).plan()
+    stages = [stage for replica in shared.split.replicas for stage in replica.stages]
+    assert {len(stage.ranks) for stage in stages} != {1}
+    for stage in stages:
+        assert len({shared.split.ranks[rank].host for rank in stage.ranks}) == 1
+    check_split(
+        shared.split,
+        lab.facts,
+        replace(lab, limits=PlanLimits(tp=(1, 2, 4))).profile,
+        shared.recipe,
+    )
+
+
+def test_without_figures_for_any_allowed_tp_there_is_no_plan() -> None:
+    lab = Lab(chips=[Chips(vendor="x", num_devices=2)], batch=8)
+    recipe = replace(lab.recipe, plan=PlanLimits(tp=(2,)))
+    with pytest.raises(NoPlanError, match=r"no figures for any tp of \[2\]"):
+        read_problem(lab.facts, lab.profile, recipe, targets={})
+
+
+def test_plenty_of_memory_needs_no_recomputation() -> None:
+    lab = Lab(chips=[Chips(vendor="x", num_devices=3)], batch=24, limits=PlanLimits(recompute=True))
+    assert not any(s.recompute for r in lab.plan().split.replicas for s in r.stages)
+
+
+def test_recomputation_is_the_knob_that_a_refusal_names() -> None:
+    tight = replace(SHORT_OF_MEMORY, chips=[replace(X, memory=units(8), num_devices=2)])
+    with pytest.raises(NoPlanError) as caught:
+        replace(tight, limits=PlanLimits()).plan()
+    assert "allow plan.recompute" in (caught.value.hint or "")
+
+
+@st.composite
+def labs(draw: st.DrawFn) -> Lab:
+    chips = [
+        Chips(
+            vendor=name,
+            num_devices=draw(st.integers(1, 4)),
+            gflops=draw(st.sampled_from([0.5, 1.0, 2.0])),
+            memory=draw(st.sampled_from([0.3 * MIB, 0.6 * MIB, 1.2 * MIB, None])),
+            per_host=draw(st.integers(1, 4)),
+        )
+        for name in ("x", "y")[: draw(st.integers(1, 2))]
+    ]
+    return Lab(
+        chips=chips,
+        model=replace(small_model(draw(st.integers(1, 6))), tied_embeddings=draw(st.booleans())),
+        batch=draw(st.integers(2, 16)),
+        rows=draw(st.sampled_from([(1,), (1, 2)])),
+        seq_len=16,
+        limits=PlanLimits(tp=(1, 2), recompute=draw(st.booleans())),
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(labs())
+def test_every_such_plan_fits_and_costs_what_it_says(lab: Lab) -> None:
+    result = plan_or_none(lab)
+    if result is None:
+        return
+    check_split(result.split, lab.facts, lab.profile, lab.recipe)
+    again_s = recost(result.split, lab.profile, lab.recipe)
+    assert again_s == pytest.approx(result.split.cost.step_s, rel=1e-9)
+    assert result.split.cost.step_s >= result.bound_s * (1 - 1e-12)
+    for stage in (stage for replica in result.split.replicas for stage in replica.stages):
+        limit = stage.memory_limit_bytes
+        assert limit is None or stage.memory_bytes <= limit
