@@ -135,7 +135,7 @@ def layer_activation_bytes(layer: LayerCount, dtype: Dtype, *, rows: int, seq_le
 def _any_layer(model: ModelSpec) -> LayerCount:
     """Return the one kind of layer that a model has."""
     runs = layer_runs(model)
-    if len(runs) > 1:
+    if layers_differ(model):
         kinds = " + ".join(str(run.num_layers) for run in runs)
         raise ConfigError(
             f"the layers of this {model.family} differ ({kinds}), and plans are made of equal layers",

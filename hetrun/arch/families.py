@@ -52,11 +52,9 @@ class Decoder:
     ffns: tuple[Ffn, ...]
     norm: int  # RMS or LAYER_NORM
     norms_per_layer: int = 2
-    norms_outside: int = 1  # the final one, and one after the embedding where there is
     norm_after_embedding: bool = False
     positions: int = 0  # learned ones
     tied: bool = False
-    head_bias: bool = False
     plain: bool = False  # llama-shaped, nothing added
 
 

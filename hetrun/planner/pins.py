@@ -164,7 +164,8 @@ def _with_layers(maker: ShapeMaker, layers: Sequence[int]) -> list[Shape]:
     for kinds in _sequences(problem, len(layers)):
         for rows in problem.row_choices:
             shape = maker.finish(kinds, layers, rows, memory_bound=False)
-            if maker.fits(shape, plain_windows(len(layers))):
+            enough = all(n <= most for n, most in zip(shape.use, problem.capacity, strict=True))
+            if enough and maker.fits(shape, plain_windows(len(layers))):
                 found.append(shape)
     return found
 
