@@ -208,7 +208,8 @@ def _problem(kind: Any, error: Mapping[str, Any]) -> tuple[tuple[str, ...], str]
         case "missing":
             return path, "is missing"
         case "value_error":
-            return path, str(error["ctx"]["error"])
+            words = str(error["ctx"]["error"])
+            return path, words.removeprefix(f"{path[-1]}: ") if path else words
         case "dataclass_type":
             known = _known_keys(_type_at(kind, error["loc"]))
             need = f"need a mapping with keys {', '.join(known)}"

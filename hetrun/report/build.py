@@ -123,7 +123,7 @@ def rank_uses(plan: Plan, sums_of: dict[int, RankSums]) -> tuple[RankUse, ...]:
 def _load(run_dir: Path) -> tuple[Plan, RunOutcome | None]:
     plan_path = run_dir / "plan.json"
     if not plan_path.is_file():
-        what = "is no run folder: plan.json is missing" if run_dir.is_dir() else "is not there"
+        what = "is no run folder: plan.json is missing" if run_dir.exists() else "is not there"
         raise ConfigError(
             f"{run_dir} {what}",
             hint="name a folder that `hetrun launch` made, such as runs/<time>-<recipe>",

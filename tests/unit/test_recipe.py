@@ -79,7 +79,10 @@ def test_numbers_lists_and_switches_are_typed(write: Write) -> None:
             "model.vocab_size: 255, need at least 256 for byte tokens",
         ),
         (MODEL + DATA + TRAIN + "name: a b\n", "recipe 'a b'"),
-        (MODEL + DATA + TRAIN + "plan: {memory_fraction: 2}\n", "plan: plan: memory_fraction 2.0"),
+        (
+            MODEL + DATA + TRAIN + "plan: {memory_fraction: 2}\n",
+            "tiny.yaml: plan: memory_fraction 2.0",
+        ),
         ("model: [1]\n" + DATA + TRAIN, "model: need a mapping with keys num_layers"),
     ],
 )

@@ -259,6 +259,13 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
         build_report(tmp_path / "nowhere")
 
 
+def test_a_file_is_no_run_folder_but_it_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "run"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="is no run folder"):
+        build_report(file)
+
+
 def test_one_step_alone_is_reported_with_a_warning(tmp_path: Path) -> None:
     plan = make_plan(steps=1)
     report = report_of(tmp_path, plan)
