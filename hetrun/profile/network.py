@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetrun.errors import JobError
 from hetrun.model import CurveKind, CurvePoint, Facts, HostFacts, Link, LinkCurve, Source
@@ -104,7 +104,10 @@ def _measure(
 
 
 def _fitted(needed: NeededLink, result: PairResult) -> tuple[Link, tuple[LinkCurve, LinkCurve]]:
-    """Return the link's figures, and the curves of one message and of an all-reduce of both ends."""
+    """Return the link's figures, and the curves of one message and of an all-reduce of both ends.
+
+    No message is quicker than one of a single byte.
+    """
     try:
         fit = fit_line(result.points)
     except ValueError as error:
@@ -112,6 +115,8 @@ def _fitted(needed: NeededLink, result: PairResult) -> tuple[Link, tuple[LinkCur
             f"link between {' and '.join(result.hosts)}: no bandwidth in what was measured: {error}",
             hint="measure again when the hosts are quiet",
         ) from error
+    # a limiter lets small messages through at once, which would leave nothing for the latency
+    fit = replace(fit, latency_s=max(fit.latency_s, result.points[0].seconds))
     if fit.error > _POOR_FIT:
         log.warning("link %s: the fit is off by %.0f %%", needed.name, 100 * fit.error)
     link = Link(

@@ -185,7 +185,7 @@ def test_devices_of_all_hosts_meet_in_one_profile(lab: Lab) -> None:
     (link,) = found.links
     assert (link.a, link.b, link.source) == ("amd", "nvidia", Source.MEASURED)
     assert link.bytes_per_s == pytest.approx(1e9)
-    assert link.latency_s == pytest.approx(1e-5)
+    assert link.latency_s == pytest.approx(1e-5, rel=1e-3)
     p2p, all_reduce = found.curves
     assert (p2p.kind, p2p.source) == (CurveKind.P2P, Source.MEASURED)
     assert (all_reduce.kind, all_reduce.source) == (CurveKind.ALL_REDUCE, Source.MODELLED)

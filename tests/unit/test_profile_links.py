@@ -199,6 +199,20 @@ def test_pairs_and_directions_that_differ_are_named() -> None:
     ]
 
 
+def test_no_message_is_quicker_than_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limiter's bucket lets small messages through, so that the fit alone would say no latency at all."""
+
+    def measure(a: HostFacts, b: HostFacts, effort: Effort) -> PairResult:
+        found = pair_result(a.spec.name, b.spec.name)
+        slow = [replace(p, seconds=max(4e-5, (p.num_bytes - 65536) / 25e6)) for p in found.points]
+        return replace(found, points=tuple(slow))
+
+    monkeypatch.setattr(network, "measure_pair", measure)
+    found = measure_network(TWO, quick=False)
+    assert found.links[0].latency_s == found.curves[0].latency_s == 4e-5
+    assert found.links[0].bytes_per_s == pytest.approx(25e6, rel=0.1)
+
+
 def test_no_bandwidth_is_an_error_not_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(a: HostFacts, b: HostFacts, effort: Effort) -> PairResult:
         found = pair_result(a.spec.name, b.spec.name)
