@@ -119,7 +119,7 @@ def _by_key(devices: Sequence[Device]) -> dict[tuple[object, ...], Device]:
     Chips of one board may share a place on the bus, so the vendor's own number tells them apart.
     """
     found: dict[tuple[object, ...], Device] = {}
-    places = [(device.vendor, device.bus_id) for device in devices if device.bus_id]
+    places = [(device.vendor, device.bus_id) for device in devices]
     for device in devices:
         place: object = device.bus_id
         if place is None or places.count((device.vendor, device.bus_id)) > 1:
