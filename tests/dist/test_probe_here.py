@@ -170,3 +170,34 @@ def test_only_a_tool_that_needs_root_runs_under_sudo(
     (tmp_path / "ran").unlink()
     run(vendors, spec=replace(SPEC, python="/bin/false"), env=env)
     assert (tmp_path / "ran").read_text() == "plain user\nrooted user\n"
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def hetrun(*argv: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hetrun", "probe", *map(str, argv)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_changes_are_told_beside_the_facts_and_leave_the_exit_code_alone(tmp_path: Path) -> None:
+    inventory, facts = tmp_path / "lab.yaml", tmp_path / "facts.json"
+    text = "hosts:\n  one:\n    connection: local\n    python: /bin/false\n    cpu_devices: {}\n"
+    inventory.write_text(text.format(1))
+    assert hetrun(inventory, "-o", facts).returncode == 0
+    inventory.write_text(text.format(2))
+    changed = hetrun(inventory, "-o", facts, "--diff", facts, "--json")  # the old one is read first
+    assert changed.returncode == 0
+    assert json.loads(changed.stdout) == json.loads(facts.read_text())
+    assert "+ one: new device: cpu" in changed.stderr
+    same = hetrun(inventory, "-o", facts, "--diff", facts)
+    assert (same.returncode, same.stdout) == (0, "")
+    assert "nothing changed since" in same.stderr
+    missing = hetrun(inventory, "-o", facts, "--diff", tmp_path / "no.json")
+    assert missing.returncode == 2
+    assert "no such file" in missing.stderr

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from hetrun.errors import ConfigError
+from hetrun.inventory import load_inventory
 from hetrun.model import HostFacts, HostSpec
 from hetrun.probe.host import parse_host
 from hetrun.probe.script import probe_script
@@ -106,6 +109,16 @@ def test_sudo_is_for_tools_that_need_it_and_only_where_the_inventory_says_so() -
     (rooted,) = [line for line in script.splitlines() if line.startswith("tool tool-x-1")]
     assert "sudo" not in plain
     assert "sudo -n env" in rooted
+
+
+def test_inventory_says_where_sudo_may_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text("hosts:\n  a1:\n    become: true\n  b1: {}\n")
+    first, second = load_inventory(path).hosts
+    assert (first.become, second.become) == (True, False)
+    path.write_text("hosts:\n  a1:\n    become: sudo\n")
+    with pytest.raises(ConfigError, match="become"):
+        load_inventory(path)
 
 
 def test_sudo_that_asks_for_a_password_is_told() -> None:
