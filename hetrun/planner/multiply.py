@@ -26,9 +26,13 @@ _BOUND_PRECISION = 1e-6
 _PRECISION = 1e-4
 _STEPS = (0.0, 1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.4, 0.8)
 _MILP_STEPS = (3e-4, 2e-3)  # of those above; each solution takes a tenth of a second and more
-_MILP_GAP = 1e-4
+_MILP_OPTIONS = {  # bounded by nodes, so that the answer is the same everywhere
+    "disp": False,
+    "presolve": False,  # what it finds for the reduced problem it announces on stdout, whatever disp says
+    "node_limit": 400,
+    "mip_rel_gap": 1e-4,
+}
 _MILP_COLUMNS = 160
-_MILP_NODES = 400
 _MILP_REPLICAS = 2000  # with more of them rounding loses next to nothing
 _FEW_PRECISION = 5e-4
 _BEAM_WIDTH = 30
@@ -242,7 +246,7 @@ def _integer(columns: Columns, value: Floats, capacity: Sequence[int]) -> Counts
         constraints=LinearConstraint(columns.need[:, chosen], -np.inf, have),
         integrality=np.ones(len(chosen)),
         bounds=Bounds(0, np.inf),
-        options={"disp": False, "node_limit": _MILP_NODES, "mip_rel_gap": _MILP_GAP},
+        options=_MILP_OPTIONS,
     )
     if found.x is None:
         return {}

@@ -140,7 +140,7 @@ def _answers(problem: Problem, columns: Columns, *, exact: bool) -> Iterator[Cou
     """Yield counts of replicas: the best of any number of shapes, and of one."""
     max_shapes = problem.max_shapes
     if max_shapes is None:
-        exact = exact and problem.num_devices > _SMALL and len(problem.groups) > 1
+        exact = exact and len(problem.groups) > 1
         whole = whole_replicas(columns, problem.capacity, problem.batch_rows, exact=exact)
         if whole is not None:
             yield whole[0]
