@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, groupby, pairwise, permutations
 
 from hetrun.errors import NoPlanError
 from hetrun.model import Pins, Role
@@ -176,6 +176,8 @@ def _sequences(problem: Problem, size: int) -> Iterator[tuple[int, ...]]:
     made = 0
     for number in range(1, min(size, len(counts)) + 1):
         for kinds in permutations(range(len(counts)), number):
+            if not _whole_blocks(problem, kinds):
+                continue
             for cuts in combinations(range(1, size), number - 1):
                 edges = (0, *cuts, size)
                 sizes = [end - begin for begin, end in pairwise(edges)]
@@ -184,6 +186,16 @@ def _sequences(problem: Problem, size: int) -> Iterator[tuple[int, ...]]:
                     if made > _MOST_KINDS_SEQUENCES:
                         return
                     yield tuple(k for k, n in zip(kinds, sizes, strict=True) for _ in range(n))
+
+
+def _whole_blocks(problem: Problem, kinds: Sequence[int]) -> bool:
+    """Whether the devices of a group stand together and share layers alike; recomputation may differ."""
+    blocks = [
+        (place, {problem.kinds[kind].tp for kind in same})
+        for place, same in groupby(kinds, key=lambda kind: problem.places[kind])
+    ]
+    places = [place for place, _ in blocks]
+    return len(set(places)) == len(places) and all(len(sizes) == 1 for _, sizes in blocks)
 
 
 Test = Callable[[Problem, Shape], bool]

@@ -142,3 +142,17 @@ def test_wrong_pins_are_named(tmp_path: Path, text: str, says: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=says):
         load_pins(path)
+
+
+def test_pinned_layers_go_with_shared_layers_and_recomputation() -> None:
+    """Devices of one vendor share layers alike in a pipeline, whatever else may be chosen."""
+    chips = tuple(replace(chips, num_devices=4, per_host=4, layer_s=None) for chips in CHIPS)
+    limits = PlanLimits(tp=(1, 2), recompute=True, pins=Pins(layers=(3, 3, 2)))
+    plan = Lab(chips=chips, model=MODEL, batch=24, rows=(1,), limits=limits).plan()
+    assert layers_of(plan) == [[3, 3, 2]] * len(plan.split.replicas)
+    for replica in plan.split.replicas:
+        shared: dict[str, set[int]] = {}
+        for stage in replica.stages:
+            vendor = plan.split.ranks[stage.ranks[0]].vendor
+            shared.setdefault(vendor, set()).add(len(stage.ranks))
+        assert all(len(sizes) == 1 for sizes in shared.values())
