@@ -83,7 +83,7 @@ class HostFacts(Noun):
     python_version: str | None = None
     torch_version: str | None = None
     torch_error: str | None = None
-    plugin_errors: dict[str, str] = field(default_factory=dict)  # torch plug-in -> why it does not load
+    plugin_errors: dict[str, str] = field(default_factory=dict)  # plug-in -> why it does not load
     plugins: tuple[str, ...] = ()  # torch plug-ins that were imported
     hostname: str | None = None
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # own names -> addresses there
