@@ -5,6 +5,7 @@ What changes by itself (clock, free disk, a container's memory by less than a hu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -101,7 +102,8 @@ def _software(old: HostFacts, new: HostFacts) -> Iterator[str]:
 
 def _devices(host: str, old: Sequence[Device], new: Sequence[Device]) -> Iterator[Change]:
     """Yield devices that came and went, and what changed about those that stayed."""
-    before, after = _by_key(old), _by_key(new)
+    shared = _shared_places(old) | _shared_places(new)
+    before, after = _by_key(old, shared), _by_key(new, shared)
     for key in [*after, *(key for key in before if key not in after)]:
         was, now = before.get(key), after.get(key)
         if was is None and now is not None:
@@ -113,17 +115,25 @@ def _devices(host: str, old: Sequence[Device], new: Sequence[Device]) -> Iterato
                 yield Change(kind=ChangeKind.CHANGED, host=host, what=f"{_named(now)}: {text}")
 
 
-def _by_key(devices: Sequence[Device]) -> dict[tuple[object, ...], Device]:
+def _shared_places(devices: Sequence[Device]) -> set[tuple[str, str | None]]:
+    """Return the places on the bus where several chips of one board sit."""
+    counts = Counter((device.vendor, device.bus_id) for device in devices)
+    return {place for place, count in counts.items() if count > 1}
+
+
+def _by_key(
+    devices: Sequence[Device], shared: set[tuple[str, str | None]]
+) -> dict[tuple[object, ...], Device]:
     """Name a device by what stays with it: its uuid, else its place on the bus, else its number.
 
-    Chips of one board may share a place on the bus, so the vendor's own number tells them apart.
+    The vendor's own number tells chips apart that share a place.
     """
     found: dict[tuple[object, ...], Device] = {}
-    places = [(device.vendor, device.bus_id) for device in devices]
     for device in devices:
+        number = device.index if device.vendor_index is None else device.vendor_index
         place: object = device.bus_id
-        if place is None or places.count((device.vendor, device.bus_id)) > 1:
-            place = (device.bus_id, device.vendor_index, device.index if place is None else None)
+        if place is None or (device.vendor, device.bus_id) in shared:
+            place = (device.bus_id, number)
         found[(device.vendor, device.uuid or place)] = device
     return found
 
