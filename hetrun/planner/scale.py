@@ -37,6 +37,7 @@ Blocks = tuple[tuple[int, int], ...]  # (kind, stages), in order
 _MOST_TEMPLATES = 9000
 _MOST_TEMPLATES_SMALL = 1500
 _SMALL = 128  # devices, up to here
+_FEW = 64  # devices; up to here polishing finds what rounding loses, and scipy takes half a second to load
 _MOST_DEPTH = 128
 _GRIDS = (
     (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128),
@@ -140,7 +141,7 @@ def _answers(problem: Problem, columns: Columns, *, exact: bool) -> Iterator[Cou
     """Yield counts of replicas: the best of any number of shapes, and of one."""
     max_shapes = problem.max_shapes
     if max_shapes is None:
-        exact = exact and len(problem.groups) > 1
+        exact = exact and len(problem.groups) > 1 and problem.num_devices > _FEW
         whole = whole_replicas(columns, problem.capacity, problem.batch_rows, exact=exact)
         if whole is not None:
             yield whole[0]
