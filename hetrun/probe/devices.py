@@ -48,7 +48,7 @@ def cpu_devices(
     spec: HostSpec, *, model: str | None, memory_bytes: int | None
 ) -> tuple[Device, ...]:
     """Return equal shares of the processor."""
-    share = None if memory_bytes is None else memory_bytes // spec.cpu_devices
+    share = memory_bytes // spec.cpu_devices or None if memory_bytes else None
     why = f"one of {spec.cpu_devices} equal shares of the host's memory"
     source = Source.ASSUMED if share is None else Source.MEASURED
     return tuple(
@@ -165,9 +165,9 @@ def _device(
     listed = vendor.pci_ids.devices.get(device_id or "")
     model = plain(found.model, max_chars=64) or listed or UNKNOWN_MODEL
     chip = vendor.find_model(found.model) or vendor.find_model(listed)
-    if found.memory_bytes is not None:
+    if found.memory_bytes:  # none at all is no size
         memory = Quantity(value=found.memory_bytes, source=Source.MEASURED)
-    elif unified_bytes is not None:
+    elif unified_bytes:
         why = "the device shares the host's memory"
         memory = Quantity(value=unified_bytes, source=Source.ASSUMED, why=why)
     elif chip is not None and chip.memory_bytes is not None:

@@ -244,5 +244,7 @@ def test_emulated_chips_are_modelled() -> None:
 def test_processor_is_shared_out_equally() -> None:
     devices = cpu_devices(HostSpec(name="a", cpu_devices=3), model="X", memory_bytes=10)
     assert [device.memory.value for device in devices] == [3, 3, 3]
+    nothing = cpu_devices(HostSpec(name="a", cpu_devices=3), model="X", memory_bytes=2)[0]
+    assert nothing.memory.value is None  # a share of no byte is no size
     unknown = cpu_devices(HostSpec(name="a"), model=None, memory_bytes=None)[0]
     assert (unknown.model, unknown.memory.value) == ("unknown", None)
