@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -90,12 +91,12 @@ def place(problem: Problem, drafts: Sequence[Draft]) -> Places:
     """Choose devices for every stage: largest blocks first, each in the fullest host that still holds it whole."""
     places: list[list[tuple[Seat, ...]]] = [[()] * draft.shape.num_stages for draft in drafts]
     for group, members in enumerate(problem.groups):
-        free = FreeSeats(members.seats)
         blocks = []
         for replica, draft in enumerate(drafts):
             stages = [i for i, k in enumerate(draft.shape.kinds) if problem.places[k] == group]
             tp = max((problem.kinds[draft.shape.kinds[i]].tp for i in stages), default=1)
             blocks.append((replica, stages, tp))
+        free = FreeSeats(_fewest_hosts(members.seats, sum(len(b[1]) * b[2] for b in blocks)))
         for replica, stages, tp in sorted(blocks, key=lambda b: (-b[2], -len(b[1]) * b[2], b[0])):
             if tp > 1:
                 for stage in stages:
@@ -104,6 +105,18 @@ def place(problem: Problem, drafts: Sequence[Draft]) -> Places:
             for stage, seat in zip(stages, free.take(len(stages)), strict=True):
                 places[replica][stage] = (seat,)
     return places
+
+
+def _fewest_hosts(seats: Sequence[Seat], needed: int) -> list[Seat]:
+    """Return the seats of as few hosts as hold `needed` of them: links inside a host are the quick ones."""
+    sizes = Counter(seat.host_number for seat in seats)
+    chosen: set[int] = set()
+    for host in sorted(sizes, key=lambda host: (-sizes[host], host)):
+        if needed <= 0:
+            break
+        chosen.add(host)
+        needed -= sizes[host]
+    return [seat for seat in seats if seat.host_number in chosen]
 
 
 class FreeSeats:
