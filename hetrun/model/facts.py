@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hetrun.model.base import SCHEMA_VERSION, Noun, Quantity
+from hetrun.model.base import SCHEMA_VERSION, Noun, Quantity, need
 from hetrun.model.inventory import EmulatedChip, HostSpec, Link
 
 
@@ -28,6 +28,18 @@ class Device(Noun):
     numa_node: int | None = None
     emulated: EmulatedChip | None = None
     num_threads: int = 1  # of the host's processor, for the rank that drives it
+
+    def __post_init__(self) -> None:
+        need(self.index >= 0, f"device {self.index}: index, need 0 or more")
+        memory = self.memory.value
+        need(
+            memory is None or memory > 0,
+            f"device {self.index}: memory of {memory} bytes, need more than 0, or null if unknown",
+        )
+        need(
+            self.num_threads >= 1,
+            f"device {self.index}: num_threads {self.num_threads}, need at least 1",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +108,13 @@ class HostFacts(Noun):
     devices: tuple[Device, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        numbers = [device.index for device in self.devices]
+        need(
+            len(set(numbers)) == len(numbers),
+            f"host {self.spec.name}: devices numbered {numbers}, need each number once",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts(Noun):
@@ -106,3 +125,8 @@ class Facts(Noun):
     inventory: str
     hosts: tuple[HostFacts, ...]
     links: tuple[Link, ...] = ()  # declared in the inventory, for emulated chips
+
+    def __post_init__(self) -> None:
+        names = [host.spec.name for host in self.hosts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        need(not twice, f"facts: host {', '.join(twice)} stands there twice")

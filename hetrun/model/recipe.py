@@ -7,6 +7,9 @@ from enum import Enum
 
 from hetrun.model.base import ENV_NAME, Noun, check_name, need
 
+MAX_STEPS = 10**9
+MAX_BATCH_ROWS = 1 << 20
+
 
 class DataKind(str, Enum):
     """Where training text comes from."""
@@ -73,6 +76,8 @@ class ModelSpec(Noun):
     def __post_init__(self) -> None:
         for what in ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size"):
             need(getattr(self, what) >= 1, f"model: {what} {getattr(self, what)}, need at least 1")
+        for what in ("rope_theta", "norm_eps"):
+            need(getattr(self, what) > 0, f"model: {what} {getattr(self, what)}, need more than 0")
         check_name("model: family", self.family)
         if self.counts is not None:
             counted = sum(run.num_layers for run in self.counts.layers)
@@ -107,6 +112,10 @@ class DataSpec(Noun):
             (self.path is not None) == (self.kind is DataKind.TEXT),
             f"data: path {self.path!r} with kind {self.kind.value}; kind text needs a path, others take none",
         )
+        need(
+            self.path is None or self.path.startswith("/"),
+            f"data: path {self.path!r}, need an absolute path: it is looked up on every host",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +136,24 @@ class TrainSpec(Noun):
     dtype: Dtype = Dtype.FP32
 
     def __post_init__(self) -> None:
-        need(self.steps >= 1, f"train: steps {self.steps}, need at least 1")
+        need(1 <= self.steps <= MAX_STEPS, f"train: steps {self.steps}, need 1 to {MAX_STEPS}")
         need(
-            self.global_batch_rows >= 1,
-            f"train: global_batch_rows {self.global_batch_rows}, need at least 1",
+            1 <= self.global_batch_rows <= MAX_BATCH_ROWS,
+            f"train: global_batch_rows {self.global_batch_rows}, need 1 to {MAX_BATCH_ROWS}",
         )
         need(
             bool(self.microbatch_rows)
             and all(1 <= rows <= self.global_batch_rows for rows in self.microbatch_rows),
             f"train: microbatch_rows {list(self.microbatch_rows)}, need 1 to {self.global_batch_rows}",
         )
+        for what in ("warmup_steps", "weight_decay", "seed"):
+            need(getattr(self, what) >= 0, f"train: {what} {getattr(self, what)}, need 0 or more")
+        for what in ("beta1", "beta2"):
+            need(
+                0 <= getattr(self, what) < 1,
+                f"train: {what} {getattr(self, what)}, need 0 to below 1",
+            )
+        need(self.eps > 0, f"train: eps {self.eps}, need more than 0")
         need(self.learning_rate > 0, f"train: learning_rate {self.learning_rate}, need more than 0")
         need(
             self.clip_norm is None or self.clip_norm > 0,

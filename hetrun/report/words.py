@@ -98,8 +98,9 @@ def format_quantity(quantity: Quantity, show: Callable[[float], str]) -> str:
 
 def format_share(share: Share) -> str:
     """Return a share of the summed compute as a percentage with its kind, "n/a" where it has none."""
-    quantity = Quantity(value=share.value, source=share.kind)
-    return format_quantity(quantity, lambda value: format_percent(value, 2))
+    if share.value is None:
+        return NOT_KNOWN
+    return f"{format_percent(share.value, 2)} ({share.kind.value})"
 
 
 def format_loss(loss: float) -> str:
