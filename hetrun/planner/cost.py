@@ -48,8 +48,13 @@ def timing_at(
 
 def is_extrapolated(profile: DeviceProfile, rows: int) -> bool:
     """Whether `rows` lies outside of what was measured."""
-    timings = profile.timings_of()
-    return not timings[0].rows <= rows <= timings[-1].rows
+    measured = measured_rows(profile)
+    return not measured[0] <= rows <= measured[-1]
+
+
+def measured_rows(profile: DeviceProfile) -> tuple[int, ...]:
+    """Return the microbatch sizes that were measured, ascending; the same for every tp."""
+    return tuple(sorted({timing.rows for timing in profile.timings}))
 
 
 def _value_at(points: Sequence[tuple[int, float]], rows: int) -> float:

@@ -28,7 +28,7 @@ from hetrun.model import (
     Recipe,
     RowTiming,
 )
-from hetrun.planner.cost import is_extrapolated, model_seconds, timing_at
+from hetrun.planner.cost import is_extrapolated, measured_rows, model_seconds, timing_at
 from hetrun.planner.targets import EMULATED, TorchTarget
 from hetrun.schedule import find_link
 from hetrun.schedule.step import KnownEnds
@@ -355,7 +355,7 @@ def _row_notes(figures: DeviceProfile, choices: Sequence[int]) -> list[str]:
     beyond = [rows for rows in choices if is_extrapolated(figures, rows)]
     if not beyond:
         return []
-    measured = ", ".join(str(timing.rows) for timing in figures.timings_of())
+    measured = ", ".join(str(rows) for rows in measured_rows(figures))
     sizes = ", ".join(str(rows) for rows in beyond)
     return [
         f"{figures.vendor} {figures.model}: times for microbatches of {sizes} rows are"
