@@ -43,6 +43,7 @@ _MANY = 24  # devices; with more of them shapes are handled as arrays
 _NUM_SCALED = 8  # combinations of many devices that the simulator ranks
 _RANKS_BUDGET = 500  # ranks laid out in one search of many devices, after the first combination
 _NUM_POLISHED_MANY = 2
+_MOST_TRIES_MANY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ def _polish_best(
     most = _NUM_POLISHED_SMALL if num_devices <= _SMALL else _NUM_POLISHED
     most_tries = _POLISH_BUDGET
     if many:
-        most, most_tries = _NUM_POLISHED_MANY, min(_POLISH_BUDGET, _RANKS_BUDGET // num_devices)
+        most, most_tries = _NUM_POLISHED_MANY, min(_MOST_TRIES_MANY, _RANKS_BUDGET // num_devices)
     for candidate in list(chosen.values())[:most]:
         budget = min(most_tries, _EVENTS_BUDGET // (most * _events(candidate.groups)))
         polished.append(polish(maker, candidate, budget=budget))
