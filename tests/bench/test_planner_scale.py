@@ -22,6 +22,7 @@ SPEEDS = (1.0, 0.62, 0.35, 0.22)
 MEMORY_GIB = (96, 64, 64, 32)
 # devices -> seconds and MiB that the design asks for
 TARGETS = {8: (1, 2048), 64: (1, 2048), 1000: (10, 2048), 10_000: (60, 2048), 100_000: (60, 2048)}
+MOST_ROWS = 1 << 20  # of a recipe
 SLACK = 3  # of the seconds: other work on the machine
 
 
@@ -59,7 +60,7 @@ def lab(num_devices: int, num_vendors: int) -> Lab:
     return Lab(
         chips=chips,
         model=model,
-        batch=16 * num_devices,
+        batch=min(16 * num_devices, MOST_ROWS),
         rows=(1, 2),
         seq_len=4096,
         dtype=Dtype.BF16,
