@@ -164,7 +164,7 @@ class Plan(Noun):
     hosts: tuple[HostSpec, ...]  # only those that run ranks, in order of their node rank
     links: tuple[Link, ...]
     order: Order
-    emulated: bool  # some device is emulated: the run's clock is modelled time
+    emulated: bool  # some rank drives an emulated device: the run's clock is modelled time
     split: Split
     even_split: Split | None  # the best split with equal layers and equal rows
     even_split_why: str = ""  # why there is none

@@ -53,7 +53,7 @@ def plan(
         hosts=_hosts(facts, split),
         links=profile.links,
         order=Order.ONE_F_ONE_B,
-        emulated=any(seat.device.emulated for kind in problem.groups for seat in kind.seats),
+        emulated=any(rank.emulated for rank in split.ranks),
         split=split,
         even_split=even,
         even_split_why=why,

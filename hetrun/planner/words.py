@@ -65,8 +65,8 @@ def _mixing(best: Candidate, batch_rows: int, baselines: Sequence[Baseline]) -> 
     compared = f"{rows_per_s:.4g} rows/s against {alone.rows_per_s:.4g} of {alone.vendor} alone"
     if len(used) == 1:
         return (
-            f"Mixing does not pay: {', '.join(sorted(used))} alone is quickest ({compared}),"
-            " the other devices stay idle."
+            f"Mixing does not pay: {', '.join(sorted(used))} alone is quickest"
+            f" ({rows_per_s:.4g} rows/s), the other devices stay idle."
         )
     if ratio < 1.05:
         return f"Mixing hardly pays: {ratio:.2f}x the best single vendor ({compared})."

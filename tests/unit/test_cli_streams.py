@@ -12,6 +12,8 @@ from hetrun.cli import render
 from hetrun.errors import StorageError
 from tests.unit import report_factory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:

@@ -17,6 +17,8 @@ from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
 from tests.unit.planner_lab import LINKS, Chips, Lab, small_model
 
+pytestmark = pytest.mark.slow
+
 
 def problem_of(lab: Lab) -> Problem:
     return read_problem(lab.facts, lab.profile, lab.recipe, targets={})

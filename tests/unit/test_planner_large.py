@@ -16,6 +16,8 @@ from hetrun.planner.layout import FreeSeats
 from hetrun.planner.problem import read_problem
 from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
 
+pytestmark = pytest.mark.slow
+
 LARGE = Lab(
     chips=[
         Chips(vendor="x", num_devices=24, gflops=1.0, memory=0.6 * MIB, per_host=8),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.planner_lab import Chips, Lab
 from tests.unit.test_planner_properties import labs, plan_or_none
+
+pytestmark = pytest.mark.slow
 
 EXACT = 1e-9
 

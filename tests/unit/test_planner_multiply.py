@@ -16,6 +16,8 @@ from hetrun.planner.multiply import Columns, few_shapes, relaxed_deadline, whole
 from hetrun.planner.relax import earliest, relax
 from hetrun.planner.split import split_layers
 
+pytestmark = pytest.mark.slow
+
 SPEEDS = np.array([1, 0.62, 0.35, 0.22])
 MEMORY_GB = np.array([96, 64, 64, 32])
 SHARE_AT_TP = {4: 0.88, 8: 0.78}

@@ -12,6 +12,8 @@ from hetrun.model import Pins, Plan, PlanLimits, Role
 from hetrun.recipe import load_pins
 from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
 
+pytestmark = pytest.mark.slow
+
 MODEL = small_model(8)
 CHIPS = (
     Chips(vendor="emu-a", num_devices=2, layer_s=1.0),

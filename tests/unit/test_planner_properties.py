@@ -16,6 +16,8 @@ from hetrun.planner.check import check_split
 from hetrun.planner.recost import recost
 from tests.unit.planner_lab import LINKS, Chips, Lab, small_model
 
+pytestmark = pytest.mark.slow
+
 DEMO = Lab(
     chips=[
         Chips(vendor="fast", num_devices=2, gflops=2.0, memory=16 * GIB),

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hetrun.vendors import FoundDevice, ToolAnswer, all_vendors, read_tool
 from tests.vendors.captures import CAPTURES, Capture
 
+pytestmark = pytest.mark.slow
+
 READABLE = [capture for capture in CAPTURES if capture.stream != "stderr" and not capture.rc]
 COMMANDS = sorted({(capture.vendor, capture.command) for capture in CAPTURES})
 FUZZ = settings(
