@@ -84,6 +84,7 @@ def _bench_device(device: Device) -> dict[str, Any]:
         "torch_plugin": None,
         "visible_env": None,
         "visible_id": None,
+        "env": {},
         "num_threads": device.num_threads,
         "index": device.index,
         "emulated": None if device.emulated is None else asdict(device.emulated),
@@ -95,6 +96,7 @@ def _bench_device(device: Device) -> dict[str, Any]:
             "torch_plugin": vendor.torch_plugin,
             "visible_env": vendor.visible_devices_env,
             "visible_id": device.visible_id,
+            "env": dict(vendor.extra_env),
         }
     return entry
 

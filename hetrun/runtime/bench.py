@@ -13,7 +13,7 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class BenchDevice:
     torch_plugin: str | None = None
     visible_env: str | None = None
     visible_id: str | None = None
+    env: dict[str, str] = field(default_factory=dict)  # that the vendor's numbering relies on
     num_threads: int = 1
     emulated: EmulatedChip | None = None
     index: int = 0  # in the host
@@ -179,6 +180,7 @@ def _in_own_process(job_dir: Path, index: int, device: BenchDevice) -> Any:
 def _bench_one(job_dir: Path, index: int) -> None:
     request = read_request(job_dir)
     device = (*request.devices, *request.checks)[index]
+    os.environ.update(device.env)
     if device.visible_env is not None and device.visible_id is not None:
         os.environ[device.visible_env] = device.visible_id
 

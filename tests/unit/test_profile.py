@@ -135,6 +135,7 @@ def test_bench_is_asked_with_the_vendors_words() -> None:
         "CUDA_VISIBLE_DEVICES",
         "3",
     )
+    assert (real["env"], emulated["env"]) == ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {})
     assert (emulated["torch_device"], emulated["emulated"]["flops_per_s"]) == ("cpu", 2.0)
     assert (real["num_threads"], emulated["num_threads"]) == (4, 1)
 
