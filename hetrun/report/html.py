@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-
 from hetrun import __version__
 from hetrun.model import RunReport
 from hetrun.report.details import (
@@ -17,9 +14,8 @@ from hetrun.report.details import (
     warnings_section,
 )
 from hetrun.report.markup import Html, el
-from hetrun.report.style import style_sheet
+from hetrun.report.page import page
 from hetrun.report.summary import banner, efficiency_section, header, key_figures
-from hetrun.report.svg import hatch
 from hetrun.report.words import DONE, definitions
 
 _READ = (
@@ -69,24 +65,7 @@ def to_html(report: RunReport) -> str:
         _how_to_read(),
         el("footer", f"Made by hetrun {__version__} from run {report.run_id}."),
     )
-    body = el("body", hatch(), el("main", *sections))
-    return f"<!doctype html>\n{el('html', _head(report), body, lang='en')}\n"
-
-
-def _head(report: RunReport) -> Html:
-    style = style_sheet()
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("meta", name="referrer", content="no-referrer"),
-        el("title", f"hetrun report: {report.recipe}, {report.run_id}"),
-        el("style", Html(style)),
-    )
+    return page(f"hetrun report: {report.recipe}, {report.run_id}", *sections)
 
 
 def _how_to_read() -> Html:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-
 from hetrun import __version__
 from hetrun.model import Efficiency, Plan, RankPlan, RankTrace, ReplicaPlan, StagePlan
 from hetrun.report.markup import Html, el, join
-from hetrun.report.style import NUM_COLOURS, style_sheet
-from hetrun.report.svg import hatch, percent_bar, swatch, timeline
+from hetrun.report.page import page
+from hetrun.report.style import NUM_COLOURS
+from hetrun.report.svg import percent_bar, swatch, timeline
 from hetrun.report.words import (
     NOT_KNOWN,
     count,
@@ -45,24 +43,7 @@ def to_page(plan: Plan) -> str:
         _baselines(plan),
         el("footer", f"Made by hetrun {__version__} for {plan.recipe.name}, {plan.created}."),
     )
-    body = el("body", hatch(), el("main", *sections))
-    return f"<!doctype html>\n{el('html', _head(plan), body, lang='en')}\n"
-
-
-def _head(plan: Plan) -> Html:
-    style = style_sheet()
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("meta", name="referrer", content="no-referrer"),
-        el("title", f"hetrun plan: {plan.recipe.name}"),
-        el("style", Html(style)),
-    )
+    return page(f"hetrun plan: {plan.recipe.name}", *sections)
 
 
 def _colours(plan: Plan) -> dict[str, int]:
