@@ -84,15 +84,3 @@ class StorageError(HetrunError):
     """A file of ours cannot be written or read back (full disk, no permission)."""
 
     exit_code = ExitCode.JOB_FAILED
-
-
-class InterruptedRunError(HetrunError):
-    """The user, or a signal, stopped the run and every host is confirmed clean."""
-
-    exit_code = ExitCode.INTERRUPTED
-
-
-class NotCleanError(HetrunError):
-    """The run is over but some host could not be confirmed clean; lists them."""
-
-    exit_code = ExitCode.NOT_CLEAN

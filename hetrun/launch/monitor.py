@@ -50,7 +50,6 @@ class _Rank:
     started: bool = False
     last_step: int | None = None
     ended: bool = False
-    gone: bool = False
     state: str = "?"
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_DUMP_LINES))
 
@@ -59,8 +58,6 @@ class _Rank:
 class _Host:
     offset_s: float = 0.0  # its clock minus ours
     round_trip_s: float = float("inf")
-    agent_status: int | None = None
-    agent_ended: bool = False
     empty: bool = False
     left: tuple[int, ...] = ()
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_NUM_LAST_LINES))
@@ -221,7 +218,6 @@ class Monitor:
 
     def _on_rank(self, host: str, meta: Meta) -> None:
         number, status = int(meta["rank"]), meta["status"]
-        self.ranks[number].gone = True
         if status is None:  # torchrun collected it before we could look
             code = self.hosts[host].said.get(int(meta["local_rank"]))
             status = None if code is None else -code if code < 0 else code << 8
@@ -238,7 +234,6 @@ class Monitor:
 
     def _on_agent(self, host: str, meta: Meta) -> None:
         found = self.hosts[host]
-        found.agent_ended, found.agent_status = True, meta["status"]
         if meta["status"] != 0:
             what = f"torchrun {describe_exit(meta['status'])}"
             if any(_PORT_TAKEN.search(line) for line in found.lines):
