@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
 from hetrun.vendors._read.blocks import Block, complete_lines, read_blocks
-from hetrun.vendors._read.boxes import PAIR, banner, cells, is_border
+from hetrun.vendors._read.boxes import PAIR, banner
 from hetrun.vendors._read.jsontext import documents, inside, items
+from hetrun.vendors._read.pairs import read_pairs
 from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
 
@@ -66,27 +68,13 @@ def _json_device(card: Mapping[str, object]) -> FoundDevice | None:
 def _table(run: ToolRun) -> ToolAnswer | None:
     """Read pairs of lines 'card VF name firmware | bus or driver | ..' and '.. | used / total | ..'."""
     driver = (banner(run.lines, "Driver v") or "").lstrip("v") or None
-    devices: list[FoundDevice] = []
-    above: tuple[str, ...] | None = None
-    num_broken = 0
-    for line in run.lines:
-        row = None if is_border(line) else cells(line)
-        if row is not None and row[0].startswith("Process"):
-            break
-        if above is not None:
-            device = _device(above, row, driver)
-            devices += [device] if device else []
-            num_broken += device is None
-            above = None
-        elif row is not None and len(row) >= 3 and _CARD.fullmatch(row[0]):
-            above = row
-        elif row is None and line.startswith("| ") and line[2:].lstrip()[:1].isdigit():
-            num_broken += 1  # a card's line that has lost its end
-    num_broken += above is not None
-    if not devices and not num_broken:
-        return None
-    error = ToolError.PARTIAL_DEVICE_ERROR if num_broken else None
-    return ToolAnswer(devices=tuple(devices), error=error, warnings=_warnings(devices))
+    answer = read_pairs(
+        run.lines,
+        is_first=lambda row: len(row) >= 3 and _CARD.fullmatch(row[0]) is not None,
+        join=lambda above, below: _device(above, below, driver),
+        end="Process",
+    )
+    return answer and replace(answer, warnings=_warnings(answer.devices))
 
 
 def _device(

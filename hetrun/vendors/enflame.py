@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
 from hetrun.vendors._read.blocks import complete_lines, read_blocks
-from hetrun.vendors._read.boxes import banner, cells, is_border
+from hetrun.vendors._read.boxes import banner
 from hetrun.vendors._read.jsontext import documents, inside, items
+from hetrun.vendors._read.pairs import read_pairs
 from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
 
@@ -95,25 +96,13 @@ def _device(number: int, pairs: Mapping[str, str], driver: str | None) -> FoundD
 def _table(run: ToolRun) -> ToolAnswer | None:
     """Read pairs of lines 'number name | firmware | bus ECC' and '.. | memory .. | ..'."""
     driver = banner(run.lines, "Driver Ver:")
-    devices: list[FoundDevice] = []
-    above: tuple[str, ...] | None = None
-    num_broken = 0
-    for line in run.lines:
-        row = None if is_border(line) else cells(line)
-        if above is not None:
-            device = _joined(above, row, driver)
-            devices += [device] if device else []
-            num_broken += device is None
-            above = None
-        elif row is not None and len(row) == 3 and _DEVICE.fullmatch(row[0]) and text.bdf(row[2]):
-            above = row
-        elif row is None and line.startswith("| ") and line[2:].lstrip()[:1].isdigit():
-            num_broken += 1  # a device's line that has lost its end
-    num_broken += above is not None
-    if not devices and not num_broken:
-        return None
-    error = ToolError.PARTIAL_DEVICE_ERROR if num_broken else None
-    return ToolAnswer(devices=tuple(devices), error=error)
+    return read_pairs(
+        run.lines,
+        is_first=lambda row: (
+            len(row) == 3 and _DEVICE.fullmatch(row[0]) is not None and text.bdf(row[2]) is not None
+        ),
+        join=lambda above, below: _joined(above, below, driver),
+    )
 
 
 def _joined(

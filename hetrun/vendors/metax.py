@@ -9,8 +9,9 @@ from dataclasses import replace
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
 from hetrun.vendors._read.blocks import complete_lines, pair, read_blocks
-from hetrun.vendors._read.boxes import PAIR, banner, cells, is_border
+from hetrun.vendors._read.boxes import PAIR, banner
 from hetrun.vendors._read.listing import read_listing
+from hetrun.vendors._read.pairs import read_pairs
 from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
 
@@ -40,29 +41,16 @@ def _told(lines: Sequence[str]) -> int | None:
 
 def _table(run: ToolRun) -> ToolAnswer | None:
     """Read pairs of lines. Up to 2.2.6 'GPU name | bus | ..', from 2.2.9 'Board name | GPU | bus | ..'."""
-    devices: list[FoundDevice] = []
-    above: tuple[str, ...] | None = None
-    num_broken = 0
-    for line in run.lines:
-        row = None if is_border(line) else cells(line)
-        if row is not None and row[0].startswith("Process"):
-            break
-        if above is not None:
-            device = _device(above, row)
-            devices += [device] if device else []
-            num_broken += device is None
-            above = None
-        elif row is not None and len(row) >= 3 and _bus_at(row) is not None:
-            above = row
-        elif row is None and line.startswith("| ") and line[2:].lstrip()[:1].isdigit():
-            num_broken += 1  # a device's line that has lost its end
-    num_broken += above is not None
-    if not devices and not num_broken:
+    answer = read_pairs(
+        run.lines,
+        is_first=lambda row: len(row) >= 3 and _bus_at(row) is not None,
+        join=_device,
+        end="Process",
+    )
+    if answer is None:
         return None
-    error = ToolError.PARTIAL_DEVICE_ERROR if num_broken else None
-    unknown = any(device.memory_bytes is None for device in devices)
-    warnings = ("memory_unknown",) if unknown else ()
-    return ToolAnswer(devices=tuple(devices), error=error, warnings=warnings)
+    unknown = any(device.memory_bytes is None for device in answer.devices)
+    return replace(answer, warnings=("memory_unknown",) if unknown else ())
 
 
 def _bus_at(row: Sequence[str]) -> int | None:
