@@ -16,6 +16,7 @@ class Order(str, Enum):
     """Order of forwards and backwards on the stages of a pipeline."""
 
     ONE_F_ONE_B = "1f1b"
+    ZERO_BUBBLE = "zero-bubble"  # the backward of the weights waits for a gap, up to a bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,12 @@ class RankPlan(Noun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan(Noun):
-    """A run of layers on the devices of one vendor, with what the cost model expects per microbatch."""
+    """A run of layers on the devices of one vendor, with what the cost model expects per microbatch.
+
+    `ranks` are `lanes` x tp: microbatch i runs on lane i % lanes, whose tp ranks share each layer. Seconds are those
+    of a microbatch that passes all `num_layers`; one that is cut elsewhere (`ReplicaPlan.cuts`) takes
+    `layer_forward_s` and so on less for each layer that it does not pass here.
+    """
 
     ranks: tuple[int, ...]
     first_layer: int
@@ -57,9 +63,19 @@ class StagePlan(Noun):
     memory_bytes: int  # of each of the ranks
     memory_limit_bytes: int | None
     recompute: bool = False  # the backward runs the forward again
+    lanes: int = 1  # copies of the stage that take microbatches in turn
+    weights_s: float = 0.0  # the part of backward_s that only the weights' gradients need
+    most_held: int | None = None  # zero bubble: microbatches between forward and weights' backward
+    layer_forward_s: float = 0.0  # of one layer
+    layer_backward_s: float = 0.0
+    layer_weights_s: float = 0.0
 
     def __post_init__(self) -> None:
         need(bool(self.ranks), "stage without ranks")
+        need(
+            self.lanes >= 1 and len(self.ranks) % self.lanes == 0,
+            f"stage on ranks {list(self.ranks)}: {self.lanes} lanes, need a divisor of the ranks",
+        )
         need(
             self.num_layers >= 0,
             f"stage on ranks {list(self.ranks)}: {self.num_layers} layers, need 0 or more",
@@ -78,6 +94,8 @@ class ReplicaPlan(Noun):
     microbatch_rows: int
     num_microbatches: int
     stages: tuple[StagePlan, ...]
+    order: Order = Order.ONE_F_ONE_B
+    cuts: tuple[float, ...] = ()  # real cuts between the stages; none: at each stage's first layer
 
     def __post_init__(self) -> None:
         need(
