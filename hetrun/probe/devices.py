@@ -10,9 +10,22 @@ from dataclasses import dataclass, replace
 
 from hetrun.model import Device, HostSpec, Quantity, Source
 from hetrun.probe.answer import Answer, last_line, plain
-from hetrun.probe.doubts import bus_warnings, node_warnings, pci_functions, tool_warnings
+from hetrun.probe.doubts import (
+    bus_warnings,
+    first,
+    node_warnings,
+    pci_functions,
+    tool_warnings,
+)
 from hetrun.probe.links import numa_nodes
 from hetrun.probe.script import CPU, tool_sections
+from hetrun.probe.slices import (
+    complete,
+    instance_warnings,
+    instances,
+    part_warnings,
+    with_shares,
+)
 from hetrun.probe.system import find_sdks
 from hetrun.vendors import FoundDevice, ToolAnswer, ToolError, Vendor, read_tool
 
@@ -79,27 +92,29 @@ def accelerators(
         sdk = " ".join(filter(None, (told, sdks.get(name)))) or None
         # A look-alike tool may list another vendor's devices: the bus knows whose they are.
         found = [item for item in best.devices if owner.get(item.bus_id or "", name) == name]
-        whole = [item for item in found if not (item.partitions or item.sliced)]
         unified_bytes = memory_bytes if best.memory_fallback else None
-        devices += [
-            _device(
+        offered: list[Device] = []
+        for item in found:
+            place = _place(item.bus_id, vendor, functions)
+            device = _device(
                 item,
                 vendor,
-                device_id=functions.get(item.bus_id or ""),
+                device_id=functions.get(place),
                 unified_bytes=unified_bytes,
                 sdk=sdk,
-                numa_node=nodes.get(item.bus_id or ""),
+                numa_node=nodes.get(place),
             )
-            for item in whole
-        ]
+            is_split = item.partitions or item.sliced
+            offered += instances(device, item) if is_split else (device,)
+        shares, told_shares = with_shares(vendor, offered)
+        devices += shares
         is_only_clue = not bus and not devices
         warnings += tool_warnings(
             vendor, best, words, functions=functions, found=found, is_only_clue=is_only_clue
         )
-        if len(whole) < len(found):
-            what = f"{len(found) - len(whole)} of {len(found)} devices are split into partitions"
-            warnings.append(f"{vendor.title}: {what} and not offered; switch partitioning off")
+        warnings += [*instance_warnings(vendor, found), *told_shares]
         if functions or found:
+            warnings += part_warnings(vendor, answer, found)
             warnings += bus_warnings(vendor, answer, found)
             warnings += node_warnings(vendor, answer, found)
     if len(devices) > MAX_DEVICES:
@@ -107,6 +122,13 @@ def accelerators(
     numbered = [replace(device, index=index) for index, device in enumerate(devices[:MAX_DEVICES])]
     is_bare = not devices and not bus
     return Found(devices=tuple(numbered), warnings=tuple(warnings), is_bare=is_bare)
+
+
+def _place(bus_id: str | None, vendor: Vendor, functions: Mapping[str, str]) -> str:
+    """Return the address under which the bus knows a device: that of its board for a partition."""
+    if bus_id and vendor.partitions_by_function and bus_id not in functions:
+        return first(bus_id)
+    return bus_id or ""
 
 
 def _on_bus(answer: Answer, vendors: Mapping[str, Vendor]) -> dict[str, dict[str, str]]:
@@ -131,6 +153,7 @@ def _best(
     best_rank = (False, False, False)
     words = None
     sdk: dict[str, str] = {}
+    every: list[FoundDevice] = []
     for tool in tool_sections(spec, {vendor.name: vendor}):
         section = answer.section(tool.section)
         if section.rc is None:
@@ -143,12 +166,14 @@ def _best(
             rc=section.rc,
         )
         sdk |= read.sdk
+        every += read.devices
         missing = read.error is ToolError.TOOL_MISSING
         rank = (bool(read.devices), read.error is None, not missing)
         if rank > best_rank:
             best, best_rank = read, rank
             words = last_line(section.stderr) or last_line(section.stdout)
     told = " ".join(f"{key} {value}" for key, value in sdk.items())
+    best = replace(best, devices=complete(best.devices, every))
     return best, words, plain(told, max_chars=96)
 
 

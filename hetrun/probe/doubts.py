@@ -48,7 +48,7 @@ def tool_warnings(
     lost = [bus_id for bus_id in functions if bus_id not in shown]
     num_unnamed = sum(item.bus_id is None for item in found)
     if functions and len(lost) > num_unnamed:
-        where = f"; not shown: {_some(lost)}" if shown or not found else ""
+        where = f"; not shown: {some(lost)}" if shown or not found else ""
         warnings.append(
             f"{vendor.title}: {len(functions)} on the PCI bus, {len(found)} in its tool{where}"
         )
@@ -58,10 +58,12 @@ def tool_warnings(
 def bus_warnings(vendor: Vendor, answer: Answer, found: Sequence[FoundDevice]) -> list[str]:
     """Say which devices of a tool are not on the bus, where the bus can be seen at all."""
     on_bus = {bus_id for bus_id, _, _, _ in pci_functions(answer)}
+    if vendor.partitions_by_function:
+        on_bus |= {item.bus_id for item in found if item.bus_id and first(item.bus_id) in on_bus}
     ghosts = sorted({item.bus_id for item in found if item.bus_id} - on_bus)
     if not on_bus or not ghosts:
         return []
-    what = f"{vendor.title}: its tool shows {_some(ghosts)}, which the PCI bus does not"
+    what = f"{vendor.title}: its tool shows {some(ghosts)}, which the PCI bus does not"
     return [f"{what}; is this a container with another view of /sys?"]
 
 
@@ -69,11 +71,7 @@ def node_warnings(vendor: Vendor, answer: Answer, found: Sequence[FoundDevice]) 
     """Say which device nodes this user cannot open, or that there are too few or none."""
     if not vendor.device_nodes:
         return []
-    nodes: dict[str, list[str]] = {}
-    for line in answer.section("nodes").lines:
-        words = line.split()
-        if len(words) >= 6 and any(fnmatchcase(words[-1], node) for node in vendor.device_nodes):
-            nodes[words[-1]] = words
+    nodes = matching_nodes(answer, vendor.device_nodes)
     if not nodes:
         patterns = ", ".join(vendor.device_nodes)
         return [
@@ -86,7 +84,7 @@ def node_warnings(vendor: Vendor, answer: Answer, found: Sequence[FoundDevice]) 
         if words[0] == "closed"
     ]
     if closed:
-        what = f"{vendor.title}: this user may not open {_some(closed)}"
+        what = f"{vendor.title}: this user may not open {some(closed)}"
         warnings.append(f"{what}; add it to that group")
     numbered = [node for node in vendor.device_nodes if "[0-9]" in node and "/dri/" not in node]
     num_nodes = sum(any(fnmatchcase(path, node) for node in numbered) for path in nodes)
@@ -97,5 +95,21 @@ def node_warnings(vendor: Vendor, answer: Answer, found: Sequence[FoundDevice]) 
     return warnings
 
 
-def _some(names: Sequence[str]) -> str:
+def first(bus_id: str) -> str:
+    """Return the address of function 0 of the same PCI device."""
+    return f"{bus_id.rpartition('.')[0]}.0"
+
+
+def matching_nodes(answer: Answer, patterns: Sequence[str]) -> dict[str, list[str]]:
+    """Return path -> words of the line (open or closed, then `ls -l`) of the device nodes that match."""
+    nodes: dict[str, list[str]] = {}
+    for line in answer.section("nodes").lines:
+        words = line.split()
+        if len(words) >= 6 and any(fnmatchcase(words[-1], pattern) for pattern in patterns):
+            nodes[words[-1]] = words
+    return nodes
+
+
+def some(names: Sequence[str]) -> str:
+    """Join the first names; an ellipsis stands for the others."""
     return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")

@@ -249,7 +249,9 @@ def _base(spec: HostSpec, vendors: Mapping[str, Vendor]) -> list[tuple[str, str]
     found["disk"] = (
         f'w={work_dir}; while [ -n "$w" ] && [ ! -e "$w" ]; do w=${{w%/*}}; done; df -kP "${{w:-/}}"'
     )
-    patterns = _safe(node for vendor in vendors.values() for node in vendor.device_nodes)
+    patterns = _safe(
+        node for vendor in vendors.values() for node in (*vendor.device_nodes, *vendor.slice_nodes)
+    )
     found["nodes"] = (
         f'for f in {" ".join(patterns)}; do [ -e "$f" ] || continue; [ -d "$f" ] && continue; '
         'o=closed; [ -r "$f" ] && [ -w "$f" ] && o=open; echo "$o $(ls -ld "$f")"; done'

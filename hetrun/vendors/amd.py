@@ -155,6 +155,7 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/kfd", "/dev/dri/renderD*"),
     kernel_modules=("amdgpu",),
+    partitions_by_function=True,
     sdk_roots=("/opt/rocm",),
     sdk_env=("ROCM_PATH",),
     models=(
@@ -173,10 +174,15 @@ VENDOR = Vendor(
         ("modprobe amdgpu", ToolError.DRIVER_MISSING),
         ("missing the following required group", ToolError.PERMISSION_DENIED),
     ),
-    unverified=("pci_ids.skip", "errors"),
+    unverified=(
+        "pci_ids.skip",
+        "errors",
+        "visible_devices_env numbers of partitions",
+    ),
     notes=(
         "torch calls the device cuda and the backend nccl; the library behind it is RCCL.",
-        "Partitions (CPX) each show the whole memory: never add them up.",
+        "Partitions (DPX, QPX, CPX) are functions of one PCI device, each shown as a device with the whole memory: "
+        "each is offered with a share.",
         "rocm-smi's card number is not the kernel's card number.",
     ),
 )

@@ -238,6 +238,7 @@ VENDOR = Vendor(
         others="cpu bridges",
     ),
     device_nodes=("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
+    slice_nodes=("/dev/vdavinci[0-9]*",),
     kernel_modules=("drv_davinci_intf_host",),
     sdk_roots=("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann"),
     sdk_env=("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"),

@@ -126,6 +126,7 @@ VENDOR = Vendor(
     collective_backend="xccl",
     collective_family="oneccl",
     visible_devices_env="ZE_AFFINITY_MASK",
+    extra_env={"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"},
     pci_ids=PciIds(
         vendors=("8086",),
         company="intel",
@@ -168,7 +169,8 @@ VENDOR = Vendor(
     errors=(("level zero initialization", ToolError.DRIVER_MISSING),),
     unverified=("errors", "sdk_env", "probe_commands output of xpu-smi 2"),
     notes=(
-        "A card of two tiles may appear to torch as two devices (ZE_FLAT_DEVICE_HIERARCHY=FLAT).",
+        "A card of two tiles appears to torch as two devices in the FLAT hierarchy, newer drivers' default: runs "
+        "set ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE, where a number means the card, as in xpu-smi.",
         "Integrated graphics share the vendor id: only listed devices count.",
     ),
 )

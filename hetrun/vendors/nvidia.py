@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, Partition, ToolAnswer, ToolError
 from hetrun.vendors._read.blocks import read_smi_text, read_smi_xml
-from hetrun.vendors._read.boxes import banner, read_smi
+from hetrun.vendors._read.boxes import PAIR, banner, read_smi
 from hetrun.vendors._read.listing import read_listing
 from hetrun.vendors._read.rows import read_rows
 from hetrun.vendors._read.run import ToolRun
@@ -19,7 +20,7 @@ _CUDA = re.compile(
     r"|<cuda(?:_umd)?_version>([0-9]{1,3}\.[0-9]{1,3})[\s<]"
 )
 _MIG_ROW = re.compile(
-    r"\|\s{1,4}([0-9]{1,3})\s{1,8}[0-9]{1,3}\s{1,8}[0-9]{1,3}\s{1,8}([0-9]{1,3})\s{1,4}\|.*\|"
+    r"\|\s{1,4}([0-9]{1,3})\s{1,8}[0-9]{1,3}\s{1,8}[0-9]{1,3}\s{1,8}([0-9]{1,3})\s{1,4}\|([^|]{0,80})\|.*\|"
 )
 _UNIFIED = ("gb10", "thor", "orin", "jetson", "spark")
 
@@ -55,17 +56,22 @@ def _table(run: ToolRun) -> ToolAnswer | None:
     """Read the plain table; drivers from 610 on name their versions otherwise."""
     answer = read_smi(run, driver=banner(run.lines, "Driver Version:", "KMD Version:"))
     slices: dict[int, list[Partition]] = {}
-    for (
-        line
-    ) in run.lines:  # rows 'GPU GI CI Dev' of the table below; it tells neither profile nor uuid
-        row = _MIG_ROW.fullmatch(line.strip())
-        if row:
-            part = Partition(profile=None, ordinal=int(row[2]), uuid=None)
-            slices.setdefault(int(row[1]), []).append(part)
+    sizes: dict[int, list[tuple[int, int]]] = {}
+    # rows 'GPU GI CI Dev | used / total' of the table below; it tells neither profile nor uuid
+    for row in filter(None, (_MIG_ROW.fullmatch(line.strip()) for line in run.lines)):
+        number, ordinal = int(row[1]), int(row[2])
+        slices.setdefault(number, []).append(Partition(profile=None, ordinal=ordinal, uuid=None))
+        if (told := PAIR.search(row[3])) and (size := text.memory(told[1])):
+            sizes.setdefault(number, []).append((ordinal, size))
     if answer is None or not slices:
         return answer
     devices = (
-        replace(device, partitions=tuple(slices.get(device.index, ()))) for device in answer.devices
+        replace(
+            device,
+            partitions=tuple(slices.get(device.index, ())),
+            partition_bytes=tuple(sizes.get(device.index, ())),
+        )
+        for device in answer.devices
     )
     return replace(answer, devices=tuple(devices))
 
@@ -154,6 +160,7 @@ VENDOR = Vendor(
             paths=("/usr/bin", "/usr/lib/wsl/lib", "/opt/bin", "/usr/local/nvidia/bin"),
         ),
         ProbeCommand(command="nvidia-smi", paths=("/usr/bin", "/usr/lib/wsl/lib", "/opt/bin")),
+        ProbeCommand(command="nvidia-smi -L", paths=("/usr/bin", "/usr/lib/wsl/lib", "/opt/bin")),
     ),
     torch_device="cuda",
     torch_plugin=None,
@@ -208,7 +215,7 @@ VENDOR = Vendor(
     unverified=("rc_errors", "probe_commands.paths", "peer_memory_modules of nv_peer_mem"),
     notes=(
         "V100 and T4 have no BF16; their peak is FP16.",
-        "MIG slices are taken by uuid; the whole device cannot be used while MIG is on.",
+        "MIG instances are offered in place of their GPU and taken by uuid (`nvidia-smi -L`); a process sees one.",
         "GB10 and Jetson share the host's memory: the tool tells no size.",
     ),
 )

@@ -96,6 +96,7 @@ class FoundDevice:
     model_truncated: bool = False
     sliced: bool = False  # only its slices can be used
     partitions: tuple[Partition, ...] = ()
+    partition_bytes: tuple[tuple[int, int], ...] = ()  # (ordinal, memory), where the tool tells
 
     @property
     def memory_mib(self) -> int | None:

@@ -133,6 +133,11 @@ def read_smi_xml(run: ToolRun) -> ToolAnswer | None:
 def _xml_device(node: ElementTree.Element, number: int) -> FoundDevice:
     ill = any(text.is_broken(leaf.text or "") for leaf in node.iter())
     total = node.findtext("fb_memory_usage/total") or node.findtext("memory_usage/total")
+    parts = [
+        (ordinal, part)
+        for part in node.findall("mig_devices/mig_device")
+        if (ordinal := text.index(part.findtext("index"))) is not None
+    ]
     return FoundDevice(
         index=number,
         model=text.name(node.findtext("product_name")),
@@ -141,9 +146,13 @@ def _xml_device(node: ElementTree.Element, number: int) -> FoundDevice:
         uuid=text.value(node.findtext("uuid")),
         health="err" if ill else None,
         partitions=tuple(
-            Partition(profile=None, ordinal=ordinal, uuid=None)
-            for part in node.findall("mig_devices/mig_device")
-            if (ordinal := text.index(part.findtext("index"))) is not None
+            Partition(profile=None, ordinal=ordinal, uuid=text.value(part.findtext("uuid")))
+            for ordinal, part in parts
+        ),
+        partition_bytes=tuple(
+            (ordinal, size)
+            for ordinal, part in parts
+            if (size := text.memory(part.findtext("fb_memory_usage/total")))
         ),
         sliced=(node.findtext("mig_mode/current_mig") or "").strip() == "Enabled",
     )

@@ -104,6 +104,11 @@ class Vendor:
     device_nodes: tuple[str, ...] = ()  # glob patterns
     kernel_modules: tuple[str, ...] = ()
     topology_command: ProbeCommand | None = None  # prints the matrix that `topology.py` reads
+    ports_command: ProbeCommand | None = (
+        None  # prints the RoCE ports in its devices, for `ports.py`
+    )
+    slice_nodes: tuple[str, ...] = ()  # glob patterns of virtual devices, which are not offered
+    partitions_by_function: bool = False  # functions of one PCI device are its partitions
     peer_memory_modules: tuple[str, ...] = ()  # let an RDMA NIC reach device memory
     sdk_roots: tuple[str, ...] = ()
     sdk_env: tuple[str, ...] = ()
@@ -116,6 +121,8 @@ class Vendor:
     def find_model(self, name: str | None) -> Chip | None:
         """Return the chip that a tool's (or the PCI table's) name means, None if it is not known."""
         lowered = (name or "").lower()
+        if _has_word(lowered, "mig"):
+            return None  # a slice has no published figures
         best: tuple[int, Chip] | None = None
         for chip in self.models:
             length = max((len(part) for part in chip.match if _has_word(lowered, part)), default=0)
