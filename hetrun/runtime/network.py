@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from hetrun.arch import need_trainable, num_kv_heads
 from hetrun.model import ModelSpec, StagePlan
@@ -109,16 +110,19 @@ class Head(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.norm = RmsNorm(model.hidden_size, model.norm_eps)
-        self.output = None if model.tied_embeddings else Matrix(model.hidden_size, model.vocab_size)
+        self.output = Matrix(model.hidden_size, model.vocab_size)
 
-    def forward(self, x_BTH: Tensor, tied_VH: Tensor | None) -> Tensor:
+    def forward(self, x_BTH: Tensor) -> Tensor:
         """Logits over the vocabulary."""
-        x_BTH = self.norm(x_BTH)
-        return functional.linear(x_BTH, tied_VH) if self.output is None else self.output(x_BTH)
+        logits_BTV: Tensor = self.output(self.norm(x_BTH))
+        return logits_BTV
 
 
 class Stage(nn.Module):
-    """The units of one stage, empty until `initialise`; parameter names are those of the whole model."""
+    """The units of one stage, empty until `initialise`; parameter names are those of the whole model.
+
+    Where the plan says so, a layer keeps only its input for the backward, which runs the layer again.
+    """
 
     def __init__(self, model: ModelSpec, stage: StagePlan, *, seq_len: int) -> None:
         super().__init__()
@@ -127,32 +131,49 @@ class Stage(nn.Module):
         self.seq_len = seq_len
         self.has_embedding = stage.has_embedding
         self.has_head = stage.has_head
+        self.recompute = stage.recompute
         layers = range(stage.first_layer, stage.first_layer + stage.num_layers)
         with torch.device("meta"):
             needs_table = stage.has_embedding or (stage.has_head and model.tied_embeddings)
             self.embedding = Table(model.vocab_size, model.hidden_size) if needs_table else None
             self.layer = nn.ModuleDict({str(index): Layer(model) for index in layers})
             self.head = Head(model) if stage.has_head else None
+        self._tie()
         self._rotation_2TD = torch.empty(0)
 
     def initialise(self, *, seed: int, device: torch.device, dtype: torch.dtype) -> Stage:
         """Give every parameter its first value, drawn on the CPU from its name and the seed alone."""
         self.to_empty(device=device).to(dtype)
+        self._tie()
         for name, parameter in self.named_parameters():
             value = initial_value(name, parameter.shape, model=self.model, seed=seed)
             parameter.data.copy_(value)
         self._rotation_2TD = _rotation(self.model, self.seq_len).to(device=device, dtype=dtype)
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Token ids (first stage) or hidden states in; hidden states or logits (last stage) out."""
+    def forward(self, x: Tensor, layers: range | None = None) -> Tensor:
+        """Token ids (first stage) or hidden states in; hidden states or logits (last stage) out.
+
+        `layers` are those that the input passes here, all when None; numbers are those of the whole model.
+        """
         if self.has_embedding and self.embedding is not None:
             x = self.embedding(x)
-        for layer in self.layer.values():
-            x = layer(x, self._rotation_2TD)
-        if self.head is not None:
-            x = self.head(x, None if self.embedding is None else self.embedding.weight)
-        return x
+        for index in self.layer if layers is None else map(str, layers):
+            x = self._pass(self.layer[index], x)
+        return x if self.head is None else self.head(x)
+
+    def _pass(self, layer: nn.Module, x_BTH: Tensor) -> Tensor:
+        if self.recompute:
+            args = (x_BTH, self._rotation_2TD)
+            y_BTH: Tensor = checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False)
+        else:
+            y_BTH = layer(x_BTH, self._rotation_2TD)
+        return y_BTH
+
+    def _tie(self) -> None:
+        """Let the head's matrix be the embedding's, where the model has one for both."""
+        if self.model.tied_embeddings and self.head is not None and self.embedding is not None:
+            self.head.output.weight = self.embedding.weight
 
     def units(self) -> dict[str, dict[str, nn.Parameter]]:
         """Parameters by unit, each in one fixed order."""
