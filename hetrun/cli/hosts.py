@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hetrun.cli.tables import cell, new_table, stack
 from hetrun.model import Connection, Device, Facts, HostFacts, Nic, RdmaNic
-from hetrun.probe import Change, ChangeKind, loopback_names
+from hetrun.probe import Change, ChangeKind, loopback_names, nearest_nics
 from hetrun.report.words import NOT_KNOWN, count, format_bytes, format_quantity, some
 from hetrun.vendors import all_vendors
 
@@ -104,7 +104,8 @@ def _host_rows(host: HostFacts) -> Iterable[tuple[Text, ...]]:
         kinds.setdefault(_device_cells(device), []).append(device)
     for index, ((vendor, model, memory, driver), devices) in enumerate(kinds.items()):
         first = index == 0
-        links = ", ".join(filter(None, (_inside(host, devices), network if first else "")))
+        near = _near(host, devices)
+        links = ", ".join(filter(None, (_inside(host, devices), near, network if first else "")))
         yield (
             *(cell(vendor), cell(model), cell(len(devices)), cell(memory), cell(driver)),
             *(cell(interpreter if first else ""), cell(links), notes if first else cell("")),
@@ -146,6 +147,18 @@ def _inside(host: HostFacts, devices: Sequence[Device]) -> str:
     mine = {device.index for device in devices}
     kinds = {link.kind for link in host.device_links if link.a in mine and link.b in mine}
     return "/".join(sorted(kinds))
+
+
+def _near(host: HostFacts, devices: Sequence[Device]) -> str:
+    """How near the nearest RDMA port is, such as "NIC PIX"; ports inside the devices; empty where neither is known."""
+    kinds = {near[0] for device in devices if (near := nearest_nics(host, device.index))}
+    mine = {device.index for device in devices}
+    ports = [port for port in host.device_ports if port.device in mine]
+    parts = [f"NIC {'/'.join(sorted(kinds))}"] if kinds else []
+    if ports:
+        num_usable = sum(bool(port.up and port.address) for port in ports)
+        parts.append(f"RoCE inside ({num_usable} of {len(ports)} usable)")
+    return ", ".join(parts)
 
 
 def _network(host: HostFacts) -> str:

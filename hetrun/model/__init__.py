@@ -15,9 +15,11 @@ from hetrun.model.base import (
 from hetrun.model.facts import (
     Device,
     DeviceLink,
+    DevicePort,
     Facts,
     HostFacts,
     Nic,
+    NicLink,
     RdmaNic,
 )
 from hetrun.model.inventory import (
@@ -49,6 +51,7 @@ from hetrun.model.profile import (
     LinkCurve,
     Profile,
     RowTiming,
+    RunTiming,
 )
 from hetrun.model.recipe import (
     DataKind,
@@ -95,6 +98,7 @@ __all__ = [
     "DataSpec",
     "Device",
     "DeviceLink",
+    "DevicePort",
     "DeviceProfile",
     "Dtype",
     "Efficiency",
@@ -117,6 +121,7 @@ __all__ = [
     "ModelCount",
     "ModelSpec",
     "Nic",
+    "NicLink",
     "Noun",
     "Order",
     "Pins",
@@ -134,6 +139,7 @@ __all__ = [
     "RowTiming",
     "RunOutcome",
     "RunReport",
+    "RunTiming",
     "Share",
     "Source",
     "Span",

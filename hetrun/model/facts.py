@@ -51,6 +51,7 @@ class Nic(Noun):
     speed_mbps: int | None = None
     mtu: int | None = None
     up: bool = True
+    bus_id: str | None = None  # of the PCI function, None for virtual ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,28 @@ class DeviceLink(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NicLink(Noun):
+    """What lies between a network port and a device: PIX, PXB, PHB, NODE or SYS, or the tool's own word.
+
+    From the vendor's tool, else from the PCI paths and NUMA nodes that the kernel shows.
+    """
+
+    nic: str  # `RdmaNic.device`, or `Nic.name` where it is no RDMA port
+    device: int  # `Device.index`
+    kind: str
+    by_tool: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePort(Noun):
+    """The RoCE port inside a device; None where its tool does not tell."""
+
+    device: int  # `Device.index`
+    address: str | None = None
+    up: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts(Noun):
     """What probe found on one host; `error` is set, and the rest unknown, where the host did not answer."""
 
@@ -104,6 +127,8 @@ class HostFacts(Noun):
     rdma: tuple[RdmaNic, ...] = ()
     peer_memory: tuple[str, ...] = ()  # loaded modules through which a NIC reaches device memory
     device_links: tuple[DeviceLink, ...] = ()  # those that a tool told
+    nic_links: tuple[NicLink, ...] = ()  # every port to every device, as far as known
+    device_ports: tuple[DevicePort, ...] = ()
     nics: tuple[Nic, ...] = ()
     devices: tuple[Device, ...] = ()
     warnings: tuple[str, ...] = ()

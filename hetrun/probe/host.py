@@ -12,8 +12,18 @@ from typing import Any
 from hetrun.model import GIB, MIB, Connection, Device, HostFacts, HostSpec, Nic
 from hetrun.probe.answer import Answer, Section, last_line, plain, read_answer
 from hetrun.probe.devices import Found, accelerators, cpu_devices, emulated_devices
-from hetrun.probe.links import find_device_links, find_peer_memory, find_rdma, rdma_warnings
+from hetrun.probe.links import (
+    find_device_links,
+    find_device_ports,
+    find_matrices,
+    find_peer_memory,
+    find_rdma,
+    find_told_nics,
+    port_warnings,
+    rdma_warnings,
+)
 from hetrun.probe.nics import find_nics
+from hetrun.probe.places import find_nic_links, port_places
 from hetrun.probe.script import CPU, PYTHON_TIMEOUT_S, tool_sections
 from hetrun.probe.system import (
     become_warnings,
@@ -67,12 +77,17 @@ def parse_host(
     max_open_files, max_locked_bytes = find_limits(answer)
     hostname, names = find_names(answer)
     found = _devices(spec, answer, vendors, cpu_model=cpu_model, memory_bytes=memory_bytes)
+    matrices = find_matrices(spec, answer, vendors, found.devices)
+    places = port_places(rdma, nics)
+    told_nics = find_told_nics(matrices, places)
+    ports = find_device_ports(spec, answer, vendors, found.devices)
     python = _python(answer.section("python"))
     warnings = [
         *found.warnings,
         *_python_warnings(spec, python, found, vendors),
         *_nic_warnings(spec, nics),
         *rdma_warnings(rdma, max_locked_bytes),
+        *port_warnings(ports),
         *name_warnings(spec, names),
         *limit_warnings(max_open_files),
         *become_warnings(spec, answer),
@@ -100,7 +115,9 @@ def parse_host(
         max_locked_bytes=max_locked_bytes,
         rdma=rdma,
         peer_memory=find_peer_memory(answer),
-        device_links=find_device_links(spec, answer, vendors, found.devices),
+        device_links=find_device_links(matrices),
+        nic_links=find_nic_links(answer, found.devices, told_nics, ports=places),
+        device_ports=ports,
         nics=nics,
         devices=_with_threads(found.devices, cores),
         warnings=tuple(warnings[:MAX_WARNINGS]),

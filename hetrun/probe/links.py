@@ -1,4 +1,4 @@
-"""What joins devices to each other and to the network: RDMA ports, GPUDirect modules, the tools' matrices.
+"""What joins devices to each other and to the network: RDMA ports, GPUDirect modules, matrices and ports of the tools.
 
 Which of it a run uses is left to launch and to the collective libraries; what is not told stays unknown.
 """
@@ -6,12 +6,15 @@ Which of it a run uses is left to launch and to the collective libraries; what i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from hetrun.model import Device, DeviceLink, HostSpec, RdmaNic
+from hetrun.model import Device, DeviceLink, DevicePort, HostSpec, NicLink, RdmaNic
 from hetrun.probe.answer import Answer, plain
-from hetrun.probe.script import topology_sections
-from hetrun.vendors import Vendor, read_topology, rocev2_gids
+from hetrun.probe.doubts import some
+from hetrun.probe.script import ports_sections, topology_sections
+from hetrun.vendors import Topology, Vendor, read_ports, read_topology, rocev2_gids
 
 MAX_PORTS = 256
 MAX_MODULES = 16
@@ -63,27 +66,98 @@ def numa_nodes(answer: Answer) -> dict[str, int]:
     return {line[1]: int(line[2]) for line in lines if line}
 
 
-def find_device_links(
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What one vendor's tool tells of its chips, and which of the host's devices they are (by the tool's number)."""
+
+    topology: Topology
+    devices: Mapping[int, int]
+
+
+def find_matrices(
     spec: HostSpec,
     answer: Answer,
     vendors: Mapping[str, Vendor],
     devices: Sequence[Device],
-) -> tuple[DeviceLink, ...]:
-    """Return what the vendors' tools say of pairs of devices that the host offers."""
-    found: list[DeviceLink] = []
+) -> tuple[Matrix, ...]:
+    """Return the vendors' matrices that are about devices which the host offers."""
+    found = []
     for section in topology_sections(spec, vendors):
         output = answer.section(section.section)
-        mine = {
-            device.vendor_index: device.index
-            for device in devices
-            if device.vendor == section.vendor and device.emulated is None
-        }
-        if output.rc != 0 or len(mine) < 2:
-            continue
-        for link in read_topology(output.stdout):
-            if link.a in mine and link.b in mine:
-                found.append(DeviceLink(a=mine[link.a], b=mine[link.b], kind=link.kind))
+        mine = [d for d in devices if d.vendor == section.vendor and d.emulated is None]
+        topology = read_topology(output.stdout) if mine and output.rc == 0 else Topology()
+        if numbers := _numbers(topology, mine):
+            found.append(Matrix(topology, numbers))
     return tuple(found)
+
+
+def _numbers(topology: Topology, devices: Sequence[Device]) -> dict[int, int]:
+    """Return a matrix's number -> `Device.index`: by address where both are told, else by the tool's number.
+
+    A matrix that lacks a number of a device counts in another way than the list of devices: it says nothing.
+    """
+    if topology.bus_ids:
+        places = Counter(device.bus_id for device in devices)
+        by_bus = {d.bus_id: d.index for d in devices if d.bus_id and places[d.bus_id] == 1}
+        return {
+            number: by_bus[bus_id]
+            for number, bus_id in topology.bus_ids.items()
+            if bus_id in by_bus
+        }
+    known = {d.vendor_index: d.index for d in devices if d.vendor_index is not None}
+    return known if known.keys() <= topology.chips else {}
+
+
+def find_device_links(matrices: Sequence[Matrix]) -> tuple[DeviceLink, ...]:
+    """Return what the vendors' tools say of pairs of devices that the host offers."""
+    return tuple(
+        DeviceLink(a=min(pair), b=max(pair), kind=link.kind)
+        for matrix in matrices
+        for link in matrix.topology.links
+        if link.a in matrix.devices and link.b in matrix.devices
+        for pair in [(matrix.devices[link.a], matrix.devices[link.b])]
+    )
+
+
+def find_told_nics(matrices: Sequence[Matrix], ports: Collection[str]) -> tuple[NicLink, ...]:
+    """Return what the vendors' tools say of ports that are there and devices that the host offers."""
+    return tuple(
+        NicLink(nic=place.nic, device=matrix.devices[place.chip], kind=place.kind, by_tool=True)
+        for matrix in matrices
+        for place in matrix.topology.nics
+        if place.nic in ports and place.chip in matrix.devices
+    )
+
+
+def find_device_ports(
+    spec: HostSpec,
+    answer: Answer,
+    vendors: Mapping[str, Vendor],
+    devices: Sequence[Device],
+) -> tuple[DevicePort, ...]:
+    """Return the ports inside devices that the host offers."""
+    found = []
+    for section in ports_sections(spec, vendors):
+        mine = {d.vendor_index: d.index for d in devices if d.vendor == section.vendor}
+        for port in read_ports(answer.section(section.section).stdout):
+            if port.chip in mine:
+                index = mine[port.chip]
+                found.append(DevicePort(device=index, address=port.address, up=port.up))
+    return tuple(found)
+
+
+def port_warnings(ports: Sequence[DevicePort]) -> list[str]:
+    """Say which ports inside devices cannot be used."""
+    warnings = []
+    down = [str(port.device) for port in ports if port.up is False]
+    if down:
+        what = f"RoCE ports in devices {some(down)} are down"
+        warnings.append(f"{what}; look at their cables, optical modules and switch ports")
+    bare = [str(port.device) for port in ports if port.address is None]
+    if bare:
+        what = f"RoCE ports in devices {some(bare)} have no address"
+        warnings.append(f"{what}; set one (hccn_tool -i N -ip -s address A netmask M)")
+    return warnings
 
 
 def rdma_warnings(rdma: Sequence[RdmaNic], max_locked_bytes: int | None) -> list[str]:

@@ -6,9 +6,11 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hetrun.model import Nic
 from hetrun.probe.answer import Answer, plain
+from hetrun.probe.places import last_function
 
 MAX_NICS = 256
 MAX_ADDRESSES = 32
@@ -27,11 +29,12 @@ def find_nics(answer: Answer) -> tuple[Nic, ...]:
     nics = []
     for line in answer.section("nics").lines[:MAX_NICS]:
         words = line.split()
-        if len(words) != 4:
+        if not 4 <= len(words) <= 5:
             continue
-        name, mtu, state, speed = words
+        name, mtu, state, speed, path = (*words, "")[:5]
         found = tuple(addresses.pop(name, [])[:MAX_ADDRESSES])
-        nics.append(_nic(name, found, mtu=mtu, state=state, speed=speed))
+        nic = _nic(name, found, mtu=mtu, state=state, speed=speed)
+        nics.append(replace(nic, bus_id=last_function(path)))
     for name, rest in list(addresses.items())[:MAX_NICS]:  # no /sys: what `ip` says is all there is
         nics.append(Nic(name=plain(name, max_chars=32) or "?", addresses=tuple(rest)))
     return tuple(nics)

@@ -110,12 +110,15 @@ _BASE: Mapping[str, str] = {
     'read -r v <"$f/vendor"; read -r i <"$f/device"; read -r c <"$f/class"; '
     'echo "${f##*/} $v $i $c"; done',
     "nics": 'for f in /sys/class/net/*; do [ -e "$f/mtu" ] || continue; mtu=; state=; speed=; '
-    'read -r mtu <"$f/mtu"; read -r state <"$f/operstate"; read -r speed <"$f/speed"; '
-    'echo "${f##*/} ${mtu:-0} ${state:-unknown} ${speed:--1}"; done 2>/dev/null; true',
+    'read -r mtu <"$f/mtu"; read -r state <"$f/operstate"; read -r speed <"$f/speed"; cd "$f"; '
+    'echo "${f##*/} ${mtu:-0} ${state:-unknown} ${speed:--1} $(pwd -P)"; done 2>/dev/null; true',
     "addresses": "ip -j addr || ip addr",
     "limits": "cat /proc/self/limits",
     "numa": 'for f in /sys/bus/pci/devices/*; do n=-1; read -r n <"$f/numa_node"; '
     '[ "$n" -ge 0 ] && echo "${f##*/} $n"; done 2>/dev/null; true',
+    # where ports and chips hang below the bridges: classes of networks, screens, accelerators
+    "paths": 'for f in /sys/bus/pci/devices/*; do c=; read -r c <"$f/class"; case $c in '
+    '0x02*|0x03*|0x07*|0x0b*|0x12*) cd "$f" && pwd -P;; esac; done 2>/dev/null; true',
     "rdma": 'for p in /sys/class/infiniband/*/ports/*; do [ -e "$p/state" ] || continue; '
     'd=${p%/ports/*}; l=; s=; r=; n=; i=-1; read -r l <"$p/link_layer"; read -r s <"$p/state"; '
     'read -r r <"$p/rate"; read -r i <"$d/device/numa_node"; b=$(readlink "$d/device"); '
@@ -208,6 +211,15 @@ def topology_sections(spec: HostSpec, vendors: Mapping[str, Vendor]) -> tuple[To
     )
 
 
+def ports_sections(spec: HostSpec, vendors: Mapping[str, Vendor]) -> tuple[ToolSection, ...]:
+    """Return the commands that tell of ports inside a vendor's devices, in the order of vendors' names."""
+    return tuple(
+        ToolSection(section=f"ports-{name}", vendor=name, command=vendor.ports_command)
+        for name, vendor in sorted(vendors.items())
+        if vendor.ports_command is not None and not spec.emulate
+    )
+
+
 def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -> str:
     """Return the script for one host; `nonce` marks its sections, so that no output can forge one.
 
@@ -218,6 +230,7 @@ def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -
     lanes.append([_run("python", PYTHON_TIMEOUT_S, _python_command(spec, vendors))])
     lanes.append([_run("names", BASE_TIMEOUT_S, _names(spec))])  # a dead resolver is slow
     tools = [*tool_sections(spec, vendors), *topology_sections(spec, vendors)]
+    tools += ports_sections(spec, vendors)
     for vendor in dict.fromkeys(tool.vendor for tool in tools):
         mine = [tool for tool in tools if tool.vendor == vendor]
         lanes.append([line for tool in mine for line in _tool(tool, spec)])
@@ -273,7 +286,7 @@ def _base(spec: HostSpec, vendors: Mapping[str, Vendor]) -> list[tuple[str, str]
     if spec.become:
         found["become"] = "sudo -n true"
     if spec.emulate:
-        for name in ("pci", "nodes", "numa", "sdk"):
+        for name in ("pci", "nodes", "numa", "paths", "sdk"):
             del found[name]
     return [(name, command) for name, command in found.items() if command]
 

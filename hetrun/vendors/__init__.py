@@ -31,16 +31,19 @@ from hetrun.vendors._read.run import ToolRun, clean, tool_run
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
 from hetrun.vendors.doc import vendors_markdown as _vendors_markdown
 from hetrun.vendors.pci import scan_pci as _scan_pci
+from hetrun.vendors.ports import ChipPort, read_ports
 from hetrun.vendors.rdma import rocev2_gids
-from hetrun.vendors.topology import ChipLink, read_topology
+from hetrun.vendors.topology import ChipLink, NicPlace, Topology, read_topology
 
 __all__ = [
     "Chip",
     "ChipLink",
+    "ChipPort",
     "Confidence",
     "CpuAnswer",
     "FoundDevice",
     "LostDevice",
+    "NicPlace",
     "Partition",
     "PciGroup",
     "PciIds",
@@ -51,9 +54,11 @@ __all__ = [
     "ToolAnswer",
     "ToolError",
     "ToolRun",
+    "Topology",
     "Vendor",
     "all_vendors",
     "get_vendor",
+    "read_ports",
     "read_tool",
     "read_topology",
     "rocev2_gids",

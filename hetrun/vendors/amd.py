@@ -156,6 +156,7 @@ VENDOR = Vendor(
     device_nodes=("/dev/kfd", "/dev/dri/renderD*"),
     kernel_modules=("amdgpu",),
     partitions_by_function=True,
+    topology_command=ProbeCommand("rocm-smi --showbus --showtopotype", _PATHS),
     sdk_roots=("/opt/rocm",),
     sdk_env=("ROCM_PATH",),
     models=(

@@ -206,6 +206,10 @@ def _from_pairs(chip: Mapping[str, str]) -> FoundDevice | None:
 
 _M, _L, _NONE = Confidence.MEDIUM, Confidence.LOW, Confidence.UNKNOWN
 _B = "sources give 313 to 376, measured 304"
+_PORTS = (
+    'for f in /dev/davinci[0-9]*; do [ -e "$f" ] || continue; n=${f##*davinci}; echo "device $n"; '
+    "hccn_tool -i $n -ip -g; hccn_tool -i $n -link -g; done"
+)
 _PATHS = ("/usr/local/bin", "/usr/local/sbin", "/usr/local/Ascend/driver/tools")
 
 VENDOR = Vendor(
@@ -239,6 +243,8 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
     slice_nodes=("/dev/vdavinci[0-9]*",),
+    topology_command=ProbeCommand("npu-smi info -t topo", _PATHS),
+    ports_command=ProbeCommand(_PORTS, _PATHS, needs_root=True),
     kernel_modules=("drv_davinci_intf_host",),
     sdk_roots=("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann"),
     sdk_env=("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"),

@@ -49,6 +49,7 @@ VENDOR = Vendor(
     pci_ids=PciIds(vendors=("1ee0",), company="biren"),
     device_nodes=("/dev/biren/card_[0-9]*", "/dev/biren-m"),
     kernel_modules=("biren",),
+    topology_command=ProbeCommand("brsmi topo -m", _PATHS),
     sdk_roots=("/usr/local/birensupa",),
     sdk_env=("SUPA_BASE", "BIRENSUPA_SDK_VERSION"),
     models=(
@@ -62,6 +63,7 @@ VENDOR = Vendor(
         "kernel_modules",
         "probe_commands layouts other than the csv",
         "probe_commands.paths",
+        "topology_command the layout of its matrix",
     ),
     notes=(
         "BR10x uses torch_br, BR2xx torch_supa; torch's version string may say cu128 without CUDA.",

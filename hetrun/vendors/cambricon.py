@@ -153,6 +153,7 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/cambricon_dev[0-9]*", "/dev/cambricon_ctl"),
     kernel_modules=("cambricon_drv",),
+    topology_command=ProbeCommand("cnmon topo -m", ("/usr/bin",)),
     peer_memory_modules=("cambricon_peermem",),
     sdk_roots=("/usr/local/neuware",),
     sdk_env=("NEUWARE_HOME",),
@@ -164,6 +165,7 @@ VENDOR = Vendor(
         Chip("MLU590-M9D", ("mlu590-m9d", "mlu590-m9dg"), 81920, None, None, _NONE, "one report"),
         Chip("MLU590-H8", ("mlu590-h8",), None, None, None, _NONE, "not published"),
     ),
+    unverified=("topology_command the layout of its matrix",),
     notes=(
         "An MLU370-X8 board is two devices.",
         "The version beside the name is firmware, not driver.",

@@ -76,6 +76,9 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/kfd", "/dev/mkfd", "/dev/dri/renderD*"),
     kernel_modules=("hycu", "hydcu"),
+    topology_command=ProbeCommand(
+        "hy-smi --showbus --showtopotype", ("/opt/hyhal/bin", "/usr/local/hyhal/bin")
+    ),
     sdk_roots=("/opt/dtk",),
     sdk_env=("ROCM_PATH",),
     models=(

@@ -57,6 +57,7 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/iluvatar[0-9]*", "/dev/itrctl"),
     kernel_modules=("iluvatar",),
+    topology_command=ProbeCommand("ixsmi topo -m", _PATHS),
     sdk_roots=("/usr/local/corex",),
     sdk_env=("COREX_HOME",),
     models=(
@@ -64,7 +65,7 @@ VENDOR = Vendor(
         Chip("BI-V150 die", ("bi-v150",), 32768, 96, 0.8, _M, "half of a card, measured 98"),
         Chip("MR-V100", ("mr-v100",), 32768, 96, 0.8, _L, "second hand", "fp16"),
     ),
-    unverified=("pci_ids.devices", "kernel_modules"),
+    unverified=("pci_ids.devices", "kernel_modules", "topology_command the layout of its matrix"),
     notes=(
         "A BI-V150 board is two devices of 32 GiB.",
         "Ships a look-alike of CUDA: torch.cuda working does not mean NVIDIA.",

@@ -150,6 +150,7 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/dri/renderD*",),
     kernel_modules=("i915", "xe"),
+    topology_command=ProbeCommand("xpu-smi topology -m", ("/usr/bin",)),
     sdk_roots=("/opt/intel/oneapi",),
     sdk_env=("ONEAPI_ROOT",),
     models=(

@@ -91,6 +91,8 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/xpu[0-9]*", "/dev/xpuctrl"),
     kernel_modules=("kunlun",),
+    topology_command=ProbeCommand("xpu-smi topo -m", _PATHS),
+    peer_memory_modules=("kunlun_peermem",),
     sdk_roots=("/usr/local/xpu",),
     sdk_env=("XPU_HOME",),
     models=(

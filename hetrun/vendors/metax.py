@@ -129,7 +129,6 @@ VENDOR = Vendor(
         "pci_ids.devices of C500X",
         "container_devices_env",
         "probe_commands.paths",
-        "topology_command the layout of its matrix",
     ),
     notes=(
         "The device number is the GPU column, not the board.",

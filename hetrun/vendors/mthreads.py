@@ -135,6 +135,7 @@ VENDOR = Vendor(
     ),
     device_nodes=("/dev/mtgpu.[0-9]*", "/dev/dri/renderD*"),
     kernel_modules=("mtgpu",),
+    topology_command=ProbeCommand("mthreads-gmi topo -m", ("/usr/bin",)),
     peer_memory_modules=("mt_peermem",),
     sdk_roots=("/usr/local/musa",),
     sdk_env=("MUSA_HOME", "MUSA_PATH"),
