@@ -35,6 +35,23 @@ def layer_at(model: ModelSpec, layer: int) -> LayerCount:
     raise IndexError(f"layer {layer} of {end}")
 
 
+def runs_between(model: ModelSpec, first: int, end: int) -> tuple[tuple[LayerCount, int], ...]:
+    """Return the runs of layers [first, end) with how many layers of each are in it."""
+    found = []
+    begin = 0
+    for run in layer_runs(model):
+        count = min(end, begin + run.num_layers) - max(first, begin)
+        if count > 0:
+            found.append((run, count))
+        begin += run.num_layers
+    return tuple(found)
+
+
+def layers_parameters(model: ModelSpec, first: int, end: int) -> int:
+    """Parameters of layers [first, end)."""
+    return sum(count * run.parameters for run, count in runs_between(model, first, end))
+
+
 def layers_differ(model: ModelSpec) -> bool:
     """Whether some layers hold or compute something else than others."""
     return len(layer_runs(model)) > 1
@@ -62,6 +79,11 @@ def layer_parameters(model: ModelSpec) -> int:
         ConfigError: layers differ, so that there is no such number; see `layer_runs`.
     """
     return _any_layer(model).parameters
+
+
+def mean_layer_parameters(model: ModelSpec) -> float:
+    """Parameters of one decoder layer, on average: exactly those of each where layers are alike."""
+    return layers_parameters(model, 0, model.num_layers) / model.num_layers
 
 
 def embedding_parameters(model: ModelSpec) -> int:
@@ -125,11 +147,18 @@ def boundary_bytes(model: ModelSpec, dtype: Dtype, rows: int, seq_len: int) -> i
     return rows * seq_len * model.hidden_size * BYTES_PER_ELEMENT[dtype]
 
 
-def layer_activation_bytes(layer: LayerCount, dtype: Dtype, *, rows: int, seq_len: int) -> int:
-    """Bytes that one layer of a run holds of one microbatch between forward and backward."""
+def layer_activation_bytes(
+    layer: LayerCount, dtype: Dtype, *, rows: int, seq_len: int, tp: int = 1
+) -> int:
+    """Bytes that one layer of a run holds of one microbatch between forward and backward, on each of `tp` devices.
+
+    They share attention and the feed-forward part; norms, what is sent to experts and what is latent each has whole.
+    """
     element = BYTES_PER_ELEMENT[dtype]
     wide = max(element, WIDE_BYTES)
-    return rows * seq_len * (layer.wide_elements * wide + layer.elements * element)
+    shared = layer.shared_wide_elements * wide + layer.shared_elements * element
+    whole = layer.wide_elements * wide + layer.elements * element - shared
+    return rows * seq_len * (whole + -(-shared // tp))
 
 
 def _any_layer(model: ModelSpec) -> LayerCount:
@@ -138,8 +167,8 @@ def _any_layer(model: ModelSpec) -> LayerCount:
     if layers_differ(model):
         kinds = " + ".join(str(run.num_layers) for run in runs)
         raise ConfigError(
-            f"the layers of this {model.family} differ ({kinds}), and plans are made of equal layers",
-            hint="count it with hetrun.arch, or plan a model whose layers are alike",
+            f"the layers of this {model.family} differ ({kinds}): no one of them stands for all",
+            hint="count each run of equal layers by itself (hetrun.arch.layer_runs)",
         )
     return runs[0]
 
@@ -149,7 +178,7 @@ def _llama_layers(model: ModelSpec) -> LayerCount:
 
     Held per token: two norms (input and scaled input in fp32 at least, output), rotated q and repeated k
     and v, attention's output twice, its row sums per head, and four vectors of ffn_size (gate, its silu,
-    up, product); attention is fused, so there is no score matrix.
+    up, product); attention is fused, so there is no score matrix. Devices that share the layer hold the norms whole.
     """
     hidden = model.hidden_size
     kv_size = hidden // model.num_heads * num_kv_heads(model)
@@ -161,4 +190,6 @@ def _llama_layers(model: ModelSpec) -> LayerCount:
         attention_width=2 * hidden,
         wide_elements=4 * hidden + model.num_heads,
         elements=7 * hidden + 4 * model.ffn_size,
+        shared_wide_elements=model.num_heads,
+        shared_elements=5 * hidden + 4 * model.ffn_size,
     )

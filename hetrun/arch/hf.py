@@ -95,6 +95,7 @@ def _layer(decoder: Decoder, ffn: Ffn, *, num_layers: int) -> LayerCount:
     held, active, ffn_biases = _ffn_parameters(decoder.hidden, ffn)
     norms = decoder.norms_per_layer * decoder.norm * decoder.hidden + attention.norm_parameters
     normed = decoder.norms_per_layer * decoder.hidden + attention.norm_elements
+    of_heads = 0 if attention.lora else attention.norm_elements  # latent norms precede the heads
     query = attention.num_heads * attention.key_size
     value = attention.num_heads * attention.value_size
     latent = sum(attention.lora) if attention.lora else 0
@@ -104,7 +105,9 @@ def _layer(decoder: Decoder, ffn: Ffn, *, num_layers: int) -> LayerCount:
         active_parameters=matrices + active,
         attention_width=query + value,
         wide_elements=2 * normed + attention.num_heads + ffn.num_experts,
-        elements=normed + 2 * query + 3 * value + latent + _ffn_elements(decoder.hidden, ffn),
+        elements=normed + 2 * query + 3 * value + latent + sum(_ffn_elements(decoder.hidden, ffn)),
+        shared_wide_elements=2 * of_heads + attention.num_heads,
+        shared_elements=of_heads + 2 * query + 3 * value + _ffn_elements(decoder.hidden, ffn)[0],
     )
 
 
@@ -134,9 +137,9 @@ def _ffn_parameters(hidden: int, ffn: Ffn) -> tuple[int, int, int]:
     return ffn.num_experts * one + always, ffn.per_token * one + always, 0
 
 
-def _ffn_elements(hidden: int, ffn: Ffn) -> int:
-    """Return elements held per token: 4 vectors per gated part, 2 per plain one; experts also hold what they got and gave."""
+def _ffn_elements(hidden: int, ffn: Ffn) -> tuple[int, int]:
+    """Return elements held per token: 4 vectors per gated part, 2 per plain one; and what experts got and gave."""
     vectors = 4 if ffn.gated else 2
     if ffn.num_experts == 0:
-        return vectors * ffn.size
-    return ffn.per_token * (vectors * ffn.size + 2 * hidden) + vectors * ffn.shared_size
+        return vectors * ffn.size, 0
+    return vectors * (ffn.per_token * ffn.size + ffn.shared_size), 2 * hidden * ffn.per_token

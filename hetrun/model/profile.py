@@ -11,8 +11,25 @@ from hetrun.model.recipe import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunTiming(Noun):
+    """Seconds of one microbatch in ONE of `num_layers` equal, consecutive layers."""
+
+    num_layers: int
+    forward_s: float
+    backward_s: float
+
+    def __post_init__(self) -> None:
+        need(self.num_layers >= 1, f"timing of {self.num_layers} layers, need at least 1")
+        for what in ("forward_s", "backward_s"):
+            need(getattr(self, what) > 0, f"layers: {what} {getattr(self, what)}, need more than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowTiming(Noun):
     """Seconds of one microbatch of `rows` rows: ONE layer, the embedding, the head with its loss.
+
+    Where layers differ, `runs` has the seconds of each run of equal ones, and `layer_forward_s` and
+    `layer_backward_s` are the mean over all layers.
 
     With `tp` above 1 these are the seconds of ONE of the tp devices, compute alone: it holds heads / tp,
     key/value heads / tp and ffn / tp of the layer, and norms, embedding and head whole. The collectives are NOT
@@ -33,6 +50,7 @@ class RowTiming(Noun):
     layer_peak_bytes: int | None = (
         None  # activations and temporaries of one layer's forward and backward, above what was there before
     )
+    runs: tuple[RunTiming, ...] = ()  # in order; empty where all layers are alike
 
     def __post_init__(self) -> None:
         need(self.rows >= 1, f"timing: rows {self.rows}, need at least 1")

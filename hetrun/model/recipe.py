@@ -36,6 +36,8 @@ class LayerCount(Noun):
     attention_width: int  # query heads x (key + value size); causal attention costs this x seq_len
     wide_elements: int  # held per token for the backward, in fp32 at least
     elements: int  # held per token for the backward, in the recipe's dtype
+    shared_wide_elements: int = 0  # of these, what devices that share the layer hold a part of each
+    shared_elements: int = 0
 
     def __post_init__(self) -> None:
         for what in ("num_layers", "parameters", "active_parameters"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetrun import arch
 from hetrun.model import Cost
-from hetrun.planner.cost import best_unit_seconds_per_row, unit_seconds
+from hetrun.planner.cost import best_part_seconds_per_row, part_seconds
 from hetrun.planner.problem import Problem
 
 _WORTH_NAMING = 5e-4  # of the bound
@@ -51,7 +51,7 @@ def _busy_s(problem: Problem) -> float:
     a lower bound. Prices that make one unit equally dear everywhere are tried; the bound is exact where kinds differ by
     one factor only.
     """
-    counts = (problem.model.num_layers, 1, 1)
+    counts = _counts(problem)
     seconds = [_device_seconds(problem, place) for place in range(len(problem.groups))]
     whole = [sum(n * s for n, s in zip(counts, unit, strict=True)) for unit in seconds]
     best = 0.0
@@ -68,23 +68,27 @@ def _busy_s(problem: Problem) -> float:
     return best * problem.batch_rows
 
 
-def _device_seconds(problem: Problem, place: int) -> tuple[float, float, float]:
-    """Return device-seconds per row of layer, embedding and head in a group, each in the best of its ways."""
+def _counts(problem: Problem) -> tuple[int, ...]:
+    """Return how many of each part the model has: layers of each run of equal ones, embedding, head."""
+    return (*(run.num_layers for run in arch.layer_runs(problem.model)), 1, 1)
+
+
+def _device_seconds(problem: Problem, place: int) -> tuple[float, ...]:
+    """Return device-seconds per row of each part in a group, each in the best of its ways."""
     ways = [
-        [kind.tp * seconds for seconds in best_unit_seconds_per_row(kind.timings.values())]
+        [kind.tp * seconds for seconds in best_part_seconds_per_row(kind.timings.values())]
         for kind, at in zip(problem.kinds, problem.places, strict=True)
         if at == place
     ]
-    layer_s, embedding_s, head_s = (min(column) for column in zip(*ways, strict=True))
-    return layer_s, embedding_s, head_s
+    return tuple(min(column) for column in zip(*ways, strict=True))
 
 
 def _alone_s(problem: Problem) -> float:
     """Return the least seconds of a single microbatch through the whole model: nothing splits it."""
-    counts = (problem.model.num_layers, 1, 1)
+    counts = _counts(problem)
     return min(
         sum(
-            count * min(unit_seconds(kind.timings[rows])[i] for kind in problem.kinds)
+            count * min(part_seconds(kind.timings[rows])[i] for kind in problem.kinds)
             for i, count in enumerate(counts)
         )
         for rows in problem.row_choices

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from hetrun import arch
-from hetrun.model import DeviceProfile, Link, ModelSpec, RowTiming
+from hetrun.model import DeviceProfile, Link, ModelSpec, RowTiming, RunTiming
 
 _PARTS = (
     "layer_forward_s",
@@ -24,6 +24,7 @@ _PARTS = (
 class Piece:
     """What a stage holds of the model."""
 
+    first_layer: int
     num_layers: int
     has_embedding: bool
     has_head: bool
@@ -42,7 +43,23 @@ def timing_at(
     values = [_value_at([(t.rows, getattr(t, part)) for t in timings], rows) for part in _PARTS]
     seconds: dict[str, Any] = dict(zip(_PARTS, values, strict=True))
     return replace(
-        timings[0], rows=rows, spread=max(timing.spread for timing in timings), **seconds
+        timings[0],
+        rows=rows,
+        spread=max(timing.spread for timing in timings),
+        runs=_runs_at(timings, rows),
+        **seconds,
+    )
+
+
+def _runs_at(timings: Sequence[RowTiming], rows: int) -> tuple[RunTiming, ...]:
+    """Return the seconds of each run of equal layers at `rows` rows."""
+    return tuple(
+        RunTiming(
+            num_layers=run.num_layers,
+            forward_s=_value_at([(t.rows, t.runs[number].forward_s) for t in timings], rows),
+            backward_s=_value_at([(t.rows, t.runs[number].backward_s) for t in timings], rows),
+        )
+        for number, run in enumerate(timings[0].runs)
     )
 
 
@@ -76,14 +93,28 @@ def _value_at(points: Sequence[tuple[int, float]], rows: int) -> float:
 
 def stage_seconds(timing: RowTiming, piece: Piece) -> tuple[float, float]:
     """Return seconds of forward and backward of one microbatch on a stage."""
-    forward_s = piece.num_layers * timing.layer_forward_s
-    backward_s = piece.num_layers * timing.layer_backward_s
+    forward_s, backward_s = layers_seconds(timing, piece.first_layer, piece.num_layers)
     if piece.has_embedding:
         forward_s += timing.embedding_forward_s
         backward_s += timing.embedding_backward_s
     if piece.has_head:
         forward_s += timing.head_forward_s
         backward_s += timing.head_backward_s
+    return forward_s, backward_s
+
+
+def layers_seconds(timing: RowTiming, first: int, count: int) -> tuple[float, float]:
+    """Return seconds of forward and backward of one microbatch in `count` layers from layer `first` on."""
+    if not timing.runs:
+        return count * timing.layer_forward_s, count * timing.layer_backward_s
+    forward_s = backward_s = 0.0
+    begin = 0
+    for run in timing.runs:
+        held = min(first + count, begin + run.num_layers) - max(first, begin)
+        if held > 0:
+            forward_s += held * run.forward_s
+            backward_s += held * run.backward_s
+        begin += run.num_layers
     return forward_s, backward_s
 
 
@@ -97,7 +128,8 @@ def stage_parameters(model: ModelSpec, piece: Piece, *, tp: int = 1) -> int:
 
     A tied matrix lives wherever embedding or head are.
     """
-    count = -(-piece.num_layers * arch.layer_parameters(model) // tp)
+    end = piece.first_layer + piece.num_layers
+    count = -(-arch.layers_parameters(model, piece.first_layer, end) // tp)
     if piece.has_embedding:
         count += arch.embedding_parameters(model)
     if piece.has_head:
@@ -108,7 +140,7 @@ def stage_parameters(model: ModelSpec, piece: Piece, *, tp: int = 1) -> int:
 
 
 def unit_seconds(timing: RowTiming) -> tuple[float, float, float]:
-    """Return seconds of forward and backward together: one layer, the embedding, the head."""
+    """Return seconds of forward and backward together: one layer (the mean of all), the embedding, the head."""
     return (
         timing.layer_forward_s + timing.layer_backward_s,
         timing.embedding_forward_s + timing.embedding_backward_s,
@@ -122,8 +154,14 @@ def model_seconds(timing: RowTiming, num_layers: int) -> float:
     return num_layers * layer_s + embedding_s + head_s
 
 
-def best_unit_seconds_per_row(timings: Iterable[RowTiming]) -> tuple[float, float, float]:
-    """Return the least seconds per row of layer, embedding and head, each at its own best microbatch size."""
-    per_row = [tuple(seconds / t.rows for seconds in unit_seconds(t)) for t in timings]
-    layer_s, embedding_s, head_s = (min(column) for column in zip(*per_row, strict=True))
-    return layer_s, embedding_s, head_s
+def part_seconds(timing: RowTiming) -> tuple[float, ...]:
+    """Return seconds of forward and backward together: one layer of each run of equal ones, the embedding, the head."""
+    layer_s, embedding_s, head_s = unit_seconds(timing)
+    runs = [run.forward_s + run.backward_s for run in timing.runs] or [layer_s]
+    return (*runs, embedding_s, head_s)
+
+
+def best_part_seconds_per_row(timings: Iterable[RowTiming]) -> tuple[float, ...]:
+    """Return the least seconds per row of each part, each at its own best microbatch size; as `part_seconds`."""
+    per_row = [tuple(seconds / t.rows for seconds in part_seconds(t)) for t in timings]
+    return tuple(min(column) for column in zip(*per_row, strict=True))

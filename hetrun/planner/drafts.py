@@ -8,10 +8,11 @@ from itertools import permutations
 
 from hetrun.model import StagePlan
 from hetrun.planner.apportion import Part, apportion
+from hetrun.planner.cost import layers_seconds
 from hetrun.planner.estimate import Combo, parts_of
 from hetrun.planner.layout import Draft, Layout, lay_out
 from hetrun.planner.problem import Problem
-from hetrun.planner.shapes import Shape, ShapeMaker
+from hetrun.planner.shapes import Shape, ShapeMaker, pieces
 from hetrun.schedule import pipeline_ends, plain_window, stage_times
 
 _BETTER = 1 - 1e-9
@@ -213,8 +214,10 @@ def _other_layers(maker: ShapeMaker, group: Group) -> Iterator[Group]:
 def _loads(problem: Problem, shape: Shape) -> list[float]:
     """Return about how long each stage computes per microbatch."""
     return [
-        count * problem.kinds[kind].timings[shape.rows].layer_forward_s
-        for kind, count in zip(shape.kinds, shape.layers, strict=True)
+        layers_seconds(
+            problem.kinds[kind].timings[shape.rows], piece.first_layer, piece.num_layers
+        )[0]
+        for kind, piece in zip(shape.kinds, pieces(shape.layers), strict=True)
     ]
 
 

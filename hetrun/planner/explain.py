@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hetrun import arch
-from hetrun.model import DeviceProfile, Noun, Plan, Profile, Recipe, Source, StagePlan
+from hetrun.model import (
+    DeviceProfile,
+    ModelSpec,
+    Noun,
+    Plan,
+    Profile,
+    Recipe,
+    RowTiming,
+    Source,
+    StagePlan,
+)
 from hetrun.planner.cost import Piece, is_extrapolated, stage_parameters, timing_at
 from hetrun.planner.memory import STATES_PER_PARAMETER
 from hetrun.planner.words import plural
@@ -54,8 +64,18 @@ def _model_terms(recipe: Recipe) -> Iterator[Term]:
     where = "the recipe's sizes" if model.counts is None else f"the {model.family} config"
     total = arch.total_parameters(model)
     yield _term("parameters", "model", total, "1", f"counted from {where}, a tied matrix once")
-    per_layer = arch.layer_parameters(model)
-    yield _term("parameters", "one layer", per_layer, "1", f"counted from {where}")
+    first = 0
+    for run in arch.layer_runs(model):
+        of = _run_words(model, first, run.num_layers)
+        yield _term("parameters", of, run.parameters, "1", f"counted from {where}")
+        first += run.num_layers
+
+
+def _run_words(model: ModelSpec, first: int, count: int) -> str:
+    """Return "one layer", and which where layers differ."""
+    if not arch.layers_differ(model):
+        return "one layer"
+    return f"one layer of {first}-{first + count - 1}" if count > 1 else f"layer {first}"
 
 
 def _device_terms(plan: Plan, profile: Profile) -> Iterator[Term]:
@@ -92,8 +112,7 @@ def _timings(figures: DeviceProfile, rows: int) -> Iterator[Term]:
         how += f", spread {timing.spread:.1%}"
     of = f"{figures.vendor} {figures.model}, {rows} rows"
     for what, seconds in (
-        ("layer forward", timing.layer_forward_s),
-        ("layer backward", timing.layer_backward_s),
+        *_layer_seconds(timing),
         (
             "embedding forward and backward",
             timing.embedding_forward_s + timing.embedding_backward_s,
@@ -109,6 +128,20 @@ def _timings(figures: DeviceProfile, rows: int) -> Iterator[Term]:
         source=figures.source,
         how=f"profile of {figures.model}",
     )
+
+
+def _layer_seconds(timing: RowTiming) -> Iterator[tuple[str, float]]:
+    """Yield forward and backward of a layer, of each run of equal ones where layers differ."""
+    if not timing.runs:
+        yield "layer forward", timing.layer_forward_s
+        yield "layer backward", timing.layer_backward_s
+    first = 0
+    for run in timing.runs:
+        last = first + run.num_layers - 1
+        which = f"layer {first}" if first == last else f"layer of {first}-{last}"
+        yield f"{which} forward", run.forward_s
+        yield f"{which} backward", run.backward_s
+        first = last + 1
 
 
 def _link_terms(plan: Plan) -> Iterator[Term]:
@@ -134,6 +167,7 @@ def _stage_terms(plan: Plan) -> Iterator[Term]:
                 rank.model,
                 index,
                 replica.microbatch_rows,
+                stage.first_layer,
                 stage.num_layers,
             )
             key += (stage.window, stage.memory_bytes, stage.send_s)
@@ -163,16 +197,13 @@ def _one_stage(plan: Plan, stage: StagePlan, of: str, *, rows: int) -> Iterator[
 
 def _memory_terms(recipe: Recipe, stage: StagePlan, of: str, *, rows: int) -> Iterator[Term]:
     piece = Piece(
+        first_layer=stage.first_layer,
         num_layers=stage.num_layers,
         has_embedding=stage.has_embedding,
         has_head=stage.has_head,
     )
     element = arch.BYTES_PER_ELEMENT[recipe.train.dtype]
-    layers = stage.num_layers * arch.layer_parameters(recipe.model)
-    shared = -(
-        -layers // len(stage.ranks)
-    )  # ranks of a stage share its layers, the rest is whole on each
-    parameters = stage_parameters(recipe.model, piece) - layers + shared
+    parameters = stage_parameters(recipe.model, piece, tp=len(stage.ranks) // stage.lanes)
     states = STATES_PER_PARAMETER * parameters * element
     how = f"{parameters:,} parameters x {STATES_PER_PARAMETER} (weight, gradient, two moments) x {element} bytes"
     yield _term("memory: states", of, states, "bytes", how)

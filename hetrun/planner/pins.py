@@ -26,7 +26,8 @@ from hetrun.planner.drafts import (
 from hetrun.planner.estimate import Combo, quickest
 from hetrun.planner.problem import Problem
 from hetrun.planner.search import Outcome, search
-from hetrun.planner.shapes import Shape, ShapeMaker, enumerate_shapes
+from hetrun.planner.shapes import Shape, ShapeMaker
+from hetrun.planner.variety import enumerate_shapes
 
 _NUM_RANKED = 400  # combinations that are looked at; rows may rule most of them out
 _NUM_SIMULATED = 50

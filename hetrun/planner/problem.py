@@ -137,6 +137,20 @@ class Problem:
         return tuple(sorted({kind.vendor for kind in self.kinds}))
 
     @cached_property
+    def layers_differ(self) -> bool:
+        """Whether some layers cost or hold something else than others."""
+        return arch.layers_differ(self.model)
+
+    @cached_property
+    def parameter_sums(self) -> tuple[int, ...]:
+        """Parameters of the first n layers, for every n."""
+        sums = [0]
+        for run in arch.layer_runs(self.model):
+            for _ in range(run.num_layers):
+                sums.append(sums[-1] + run.parameters)
+        return tuple(sums)
+
+    @cached_property
     def speeds(self) -> tuple[float, ...]:
         """Rows per second of one device of each kind, with the whole model to itself."""
         return tuple(kind.rows_per_s(self.model.num_layers) for kind in self.kinds)
@@ -184,7 +198,8 @@ class Problem:
 
     def gradient_bytes(self, first: int, end: int, *, tp: int = 1) -> int:
         """Bytes of the gradients of layers [first, end) on each of `tp` devices, with embedding and head where they belong."""
-        count = -(-(end - first) * arch.layer_parameters(self.model) // tp)
+        sums = self.parameter_sums
+        count = -(-(sums[end] - sums[first]) // tp)
         if first == 0:
             count += arch.embedding_parameters(self.model)
         if end == self.model.num_layers:

@@ -47,7 +47,7 @@ def _likeness(replica: ReplicaPlan, ranks: tuple[RankPlan, ...]) -> tuple[object
     """Return all that decides when a replica's stages end: work, devices, and which neighbours share a host."""
     on = [ranks[stage.ranks[0]] for stage in replica.stages]
     stages = tuple(
-        (r.vendor, r.model, s.num_layers, s.has_embedding, s.window, len(s.ranks), s.recompute)
+        (r.vendor, r.model, s.first_layer, s.num_layers, s.window, len(s.ranks), s.recompute)
         for r, s in zip(on, replica.stages, strict=True)
     )
     together = tuple(a.host == b.host for a, b in pairwise(on))
@@ -70,6 +70,7 @@ def _figures(
                         t.embedding_backward_s,
                         t.head_forward_s,
                         t.head_backward_s,
+                        *(seconds for run in t.runs for seconds in (run.forward_s, run.backward_s)),
                     ],
                 )
                 for t in device.timings
@@ -100,11 +101,21 @@ def _stage_work(
     stage: StagePlan, profile: Profile, rank: RankPlan, rows: int
 ) -> tuple[float, float]:
     """Return seconds of forward and backward of one microbatch."""
-    lf, lb, ef, eb, hf, hb = _interpolate(_figures(profile, rank, stage)[0], rows)
-    holds = (stage.num_layers, int(stage.has_embedding), int(stage.has_head))
-    forward_s = sum(n * s for n, s in zip(holds, (lf, ef, hf), strict=True))
-    backward_s = sum(n * s for n, s in zip(holds, (lb, eb, hb), strict=True))
+    lf, lb, ef, eb, hf, hb, *of_runs = _interpolate(_figures(profile, rank, stage)[0], rows)
+    holds = [stage.num_layers, int(stage.has_embedding), int(stage.has_head)]
+    if of_runs:
+        holds[0] = 0  # the mean over all layers is not theirs
+        holds += _layers_per_run(stage, profile.model)
+    forward_s = sum(n * s for n, s in zip(holds, (lf, ef, hf, *of_runs[::2]), strict=True))
+    backward_s = sum(n * s for n, s in zip(holds, (lb, eb, hb, *of_runs[1::2]), strict=True))
     return forward_s, backward_s
+
+
+def _layers_per_run(stage: StagePlan, model: ModelSpec) -> list[int]:
+    """Return how many layers of each run of equal ones a stage has."""
+    run_of = [n for n, run in enumerate(arch.layer_runs(model)) for _ in range(run.num_layers)]
+    own = run_of[stage.first_layer : stage.first_layer + stage.num_layers]
+    return [own.count(number) for number in range(run_of[-1] + 1)]
 
 
 def _replay(
@@ -166,11 +177,17 @@ def _order(window: int, count: int) -> list[tuple[str, int]]:
     return order
 
 
+def _layer_sizes(stage: StagePlan, model: ModelSpec) -> list[int]:
+    """Return the parameters of each layer of a stage."""
+    layers = range(stage.first_layer, stage.first_layer + stage.num_layers)
+    return [arch.layer_at(model, layer).parameters for layer in layers]
+
+
 def _parameters(stage: StagePlan, model: ModelSpec) -> int:
     """Return parameters that a stage updates."""
     matrix = model.vocab_size * model.hidden_size
     table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
-    held = ceil(stage.num_layers * arch.layer_parameters(model) / len(stage.ranks))
+    held = ceil(sum(_layer_sizes(stage, model)) / len(stage.ranks))
     held += stage.has_head * norm
     if model.tied_embeddings and stage.has_head and not stage.has_embedding:
         return held + matrix
@@ -195,7 +212,7 @@ def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], i
             for stage in stages
             if stage.first_layer <= layer < stage.first_layer + stage.num_layers
         }
-        sets.setdefault(tuple(sorted(holders)), [0, 0])[0] += arch.layer_parameters(model)
+        sets.setdefault(tuple(sorted(holders)), [0, 0])[0] += arch.layer_at(model, layer).parameters
     sets.setdefault(tuple(sorted(tables | heads if tied else tables)), [0, 0])[1] += table
     return [
         (members, ceil(layers / min(share[rank] for rank in members)) + whole)

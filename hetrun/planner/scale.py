@@ -24,6 +24,7 @@ from hetrun.planner.multiply import (
     whole_replicas,
 )
 from hetrun.planner.problem import Problem
+from hetrun.planner.scale_unequal import ManyCuts, cut_many_unequal
 from hetrun.planner.shapes import Shape, ShapeMaker, likely_link
 
 if TYPE_CHECKING:
@@ -78,18 +79,12 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
     sizes = np.tile(sizes, len(problem.row_choices))
     row_numbers = np.repeat(np.arange(len(problem.row_choices)), len(templates))
     tables = _Tables(maker, int(sizes.max()))
-    used = kinds >= 0
-    index = np.arange(kinds.shape[1])
-    windows = np.maximum(sizes[:, None] - index, 1)
-    first = np.broadcast_to(index == 0, kinds.shape)
-    last = used & (windows == 1)
-    at = (kinds, row_numbers[:, None])
-    unit = np.where(used, tables.layer_s[at], np.inf)
-    start = tables.embedding_s[at] * first + tables.head_s[at] * last
-    caps = tables.caps[(*at, windows, first.astype(int))]
-    layers, fits = split_many(problem.model.num_layers, unit, start, caps)
-    kept = np.flatnonzero(fits)
-    seconds = np.where(used, start + layers * np.where(used, unit, 0.0), 0.0)[kept]
+    if problem.layers_differ:
+        many = cut_many_unequal(maker, kinds, row_numbers, sizes)
+    else:
+        many = _cut_many(tables, kinds, row_numbers, sizes)
+    layers, kept = many.layers, np.flatnonzero(many.fits)
+    seconds = many.seconds[kept]
     need = _need(problem, kinds[kept])
     cycle_s = seconds.max(axis=1)
     rows = np.asarray(problem.row_choices, dtype=float)[row_numbers[kept]]
@@ -101,11 +96,29 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
         blocks=tuple(pairs[i][0] for i in kept),
         rows=tuple(pairs[i][1] for i in kept),
         columns=Columns(need=need, rows=rows, fill_s=fill_s + inside_s, cycle_s=cycle_s),
-        least=Columns(need=need, rows=rows, fill_s=np.zeros(len(kept)), cycle_s=cycle_s),
+        least=Columns(need=need, rows=rows, fill_s=np.zeros(len(kept)), cycle_s=many.least_s[kept]),
         across_s=across_s,
         num_groups=(need > 0).sum(axis=0),
         dropped_for_memory=len(pairs) - len(kept),
     )
+
+
+def _cut_many(tables: _Tables, kinds: Any, row_numbers: Any, sizes: Any) -> ManyCuts:
+    """Split the equal layers of every shape."""
+    import numpy as np
+
+    used = kinds >= 0
+    index = np.arange(kinds.shape[1])
+    windows = np.maximum(sizes[:, None] - index, 1)
+    first = np.broadcast_to(index == 0, kinds.shape)
+    last = used & (windows == 1)
+    at = (kinds, row_numbers[:, None])
+    unit = np.where(used, tables.layer_s[at], np.inf)
+    start = tables.embedding_s[at] * first + tables.head_s[at] * last
+    caps = tables.caps[(*at, windows, first.astype(int))]
+    layers, fits = split_many(tables.problem.model.num_layers, unit, start, caps)
+    seconds = np.where(used, start + layers * np.where(used, unit, 0.0), 0.0)
+    return ManyCuts(layers=layers, fits=fits, seconds=seconds, least_s=seconds.max(axis=1))
 
 
 def bound_of(problem: Problem, shapes: ManyShapes) -> float:
@@ -299,7 +312,7 @@ class _Tables:
         )
         self.update_s = np.asarray(
             [
-                kind.optimizer_s_per_parameter * arch.layer_parameters(problem.model) / kind.tp
+                kind.optimizer_s_per_parameter * arch.mean_layer_parameters(problem.model) / kind.tp
                 for kind in problem.kinds
             ]
         )
@@ -359,7 +372,7 @@ def _sync(problem: Problem, kinds: Any, layers: Any, need: Floats) -> tuple[Floa
     import numpy as np
 
     element = arch.BYTES_PER_ELEMENT[problem.dtype]
-    num_bytes = layers * arch.layer_parameters(problem.model) * element
+    num_bytes = layers * arch.mean_layer_parameters(problem.model) * element
     inside = np.zeros(len(kinds))
     capacity = np.asarray(problem.capacity, dtype=float)
     for number, kind in enumerate(problem.kinds):

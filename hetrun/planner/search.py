@@ -26,7 +26,8 @@ from hetrun.planner.drafts import (
 from hetrun.planner.estimate import Combo, quickest
 from hetrun.planner.problem import Problem
 from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
-from hetrun.planner.shapes import ShapeMaker, enumerate_shapes
+from hetrun.planner.shapes import ShapeMaker
+from hetrun.planner.variety import enumerate_shapes
 from hetrun.planner.words import plural
 
 log = logging.getLogger(__name__)

@@ -1,25 +1,29 @@
-"""Replica shapes: ordered blocks of equal devices with their exact layer split. How many of each is left to `compose.py`."""
+"""Replica shapes: ordered blocks of equal devices with their exact layer split. Which there are is decided in `variety.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, permutations, product
-from math import inf
+from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from hetrun import arch
-from hetrun.model import Link, LinkKind
-from hetrun.planner.cost import Piece, send_seconds, stage_parameters, stage_seconds, unit_seconds
+from hetrun.model import LayerCount, Link, LinkKind
+from hetrun.planner.cost import (
+    Piece,
+    part_seconds,
+    send_seconds,
+    stage_parameters,
+    stage_seconds,
+    unit_seconds,
+)
 from hetrun.planner.memory import Load, layer_bytes, stage_bytes
 from hetrun.planner.problem import Problem
+from hetrun.planner.ranges import Reach, split_ranges
 from hetrun.planner.split import fill_parts
 from hetrun.schedule import plain_window
 
-_FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
-_COARSE_GRID = 4  # the same with three kinds and more
-_FEW_USES = 600  # above, only two orders of the kinds are tried
-_MOST_SHAPES = 1500
-_SHORT_BLOCK = 4  # stages; recomputation on any number of them is tried up to here
+_ENDLESS = 1 << 62  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +62,13 @@ def pieces(layers: Sequence[int]) -> tuple[Piece, ...]:
     """Say what each stage of a pipeline holds."""
     last = len(layers) - 1
     return tuple(
-        Piece(num_layers=count, has_embedding=index == 0, has_head=index == last)
-        for index, count in enumerate(layers)
+        Piece(
+            first_layer=first,
+            num_layers=count,
+            has_embedding=index == 0,
+            has_head=index == last,
+        )
+        for index, (first, count) in enumerate(zip(accumulate(layers, initial=0), layers))  # noqa: B905 - the sums have one more
     )
 
 
@@ -70,13 +79,13 @@ class ShapeMaker:
         self.problem = problem
         self.dropped_for_memory = 0
         self._caps: dict[tuple[int, int, int, bool, bool], int] = {}
+        self._reaches: dict[tuple[int, int, int, bool, bool], Reach] = {}
         self._hops: dict[tuple[int, int, bool, int], float] = {}
         self._unit_seconds = {
             (number, rows): unit_seconds(timing)
             for number, kind in enumerate(problem.kinds)
             for rows, timing in kind.timings.items()
         }
-        self._layer_parameters = arch.layer_parameters(problem.model)
         self._total_speed = sum(
             n * s for n, s in zip(problem.capacity, problem.group_speeds, strict=True)
         )
@@ -99,6 +108,8 @@ class ShapeMaker:
         spare = problem.model.num_layers - size
         if spare < 0:
             return None
+        if problem.layers_differ:
+            return self._cut_unequal(kinds, rows)
         unit_s, start_s, caps = [], [], []
         for index, kind in enumerate(kinds):
             layer_s, embedding_s, head_s = self._unit_seconds[kind, rows]
@@ -116,6 +127,39 @@ class ShapeMaker:
             memory_bound=any(count == cap < spare for count, cap in zip(more, caps, strict=True)),
         )
 
+    def _cut_unequal(self, kinds: Sequence[int], rows: int) -> Cut | None:
+        """Return the exact split of layers that differ."""
+        size = len(kinds)
+        stages = [self.reach(kind, rows, size=size, index=i) for i, kind in enumerate(kinds)]
+        layers = split_ranges(stages, least=1)
+        if layers is None:
+            self.dropped_for_memory += 1
+            return None
+        cuts = tuple(pairwise(accumulate(layers, initial=0)))
+        seconds = [stage.seconds(*cut) for stage, cut in zip(stages, cuts, strict=True)]
+        full = any(stage.is_full(*cut) for stage, cut in zip(stages, cuts, strict=True))
+        return Cut(layers=layers, cycle_s=max(seconds), memory_bound=full)
+
+    def reach(self, kind: int, rows: int, *, size: int, index: int) -> Reach:
+        """Return what any range of layers takes and weighs on stage `index` of `size`; remembered."""
+        window = plain_window(size, index)
+        key = (kind, rows, window, index == 0, index == size - 1)
+        if key not in self._reaches:
+            problem = self.problem
+            timing = problem.kinds[kind].timings[rows]
+            _, embedding_s, head_s = self._unit_seconds[kind, rows]
+            spare = self.spare_bytes(kind, rows, size=size, index=index)
+            runs = arch.layer_runs(problem.model)
+            load = self._load(kind, rows, window)
+            weights = [layer_bytes(problem.model, run, problem.dtype, load) for run in runs]
+            self._reaches[key] = Reach(
+                sums=_sums(runs, part_seconds(timing)),
+                start_s=embedding_s * (index == 0) + head_s * (index == size - 1),
+                weights=_sums(runs, weights),
+                cap=_ENDLESS if spare is None else spare,
+            )
+        return self._reaches[key]
+
     def promise(self, kinds: Sequence[int], rows: int, cut: Cut) -> float:
         """Return the share of its devices' speed that a shape uses, by its slowest stage and its bubble."""
         speed = sum(self._stage_speeds[kind] for kind in kinds)
@@ -127,20 +171,18 @@ class ShapeMaker:
     ) -> Shape:
         """Return a shape with these layers and its straight line, whether or not it fits."""
         problem = self.problem
-        last = len(kinds) - 1
+        sums = problem.parameter_sums
         stages = []
         optimizer_s = 0.0
-        for index, (kind, count) in enumerate(zip(kinds, layers, strict=True)):
+        for kind, piece in zip(kinds, pieces(layers), strict=True):
             timing = problem.kinds[kind].timings[rows]
-            forward_s = count * timing.layer_forward_s
-            backward_s = count * timing.layer_backward_s
             tp = problem.kinds[kind].tp
-            parameters = -(-count * self._layer_parameters // tp)
-            if index in (0, last):
-                piece = Piece(num_layers=count, has_embedding=index == 0, has_head=index == last)
-                forward_s, backward_s = stage_seconds(timing, piece)
+            stages.append(stage_seconds(timing, piece))
+            if piece.has_embedding or piece.has_head:
                 parameters = stage_parameters(problem.model, piece, tp=tp)
-            stages.append((forward_s, backward_s))
+            else:
+                first = piece.first_layer
+                parameters = -(-(sums[first + piece.num_layers] - sums[first]) // tp)
             update_s = problem.kinds[kind].optimizer_s_per_parameter * parameters
             optimizer_s = max(optimizer_s, update_s)
         cycle_s = max(forward_s + backward_s for forward_s, backward_s in stages)
@@ -201,13 +243,17 @@ class ShapeMaker:
         limit = self.problem.kinds[kind].limit_bytes
         if limit is None:
             return None
-        empty = Piece(num_layers=0, has_embedding=index == 0, has_head=index == size - 1)
+        empty = Piece(
+            first_layer=0, num_layers=0, has_embedding=index == 0, has_head=index == size - 1
+        )
         return limit - self._bytes(kind, empty, rows, plain_window(size, index))
 
     def layer_bytes(self, kind: int, rows: int, *, window: int) -> int:
-        """Return what one more layer adds to a stage with this window."""
+        """Return what one more layer, the heaviest where they differ, adds to a stage with this window."""
         problem = self.problem
-        return layer_bytes(problem.model, problem.dtype, self._load(kind, rows, window))
+        load = self._load(kind, rows, window)
+        runs = arch.layer_runs(problem.model)
+        return max(layer_bytes(problem.model, run, problem.dtype, load) for run in runs)
 
     def _held(self, window: int, rows: int) -> int:
         """Return how many microbatches can be in flight: no more than the batch has."""
@@ -231,6 +277,15 @@ class ShapeMaker:
             num_bytes = arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
             self._hops[key] = send_seconds(likely_link(problem, a, b, together=key[2]), num_bytes)
         return self._hops[key]
+
+
+T = TypeVar("T", int, float)
+
+
+def _sums(runs: Sequence[LayerCount], values: Sequence[T]) -> tuple[T, ...]:
+    """Return the sums over the first n layers of a value that each run's layers have."""
+    each = (value for run, value in zip(runs, values) for _ in range(run.num_layers))  # noqa: B905 - seconds go on with embedding and head
+    return tuple(accumulate(each, initial=values[0] - values[0]))
 
 
 def stage_load(problem: Problem, kind: int, *, rows: int, window: int) -> Load:
@@ -271,102 +326,3 @@ def _end_without_links(stages: Sequence[tuple[float, float]], num_microbatches: 
         end_s = max(end_s, before_s + num_microbatches * (forward_s + backward_s) + waits_s)
         before_s += forward_s + backward_s
     return end_s
-
-
-def enumerate_shapes(maker: ShapeMaker, *, quick: bool = False) -> list[Shape]:
-    """Return the shapes that fit, the most promising ones if there are very many.
-
-    At most one block per kind, any order of the kinds, any microbatch size.
-    """
-    problem = maker.problem
-    uses = list(_uses(problem, quick=quick))
-    few = len(uses) * len(problem.row_choices) <= _FEW_USES
-    found: list[tuple[float, tuple[int, ...], int, Cut]] = []
-    for use in uses:
-        for order in _orders(problem, use, few=few):
-            for stages, rows in product(stage_lists(problem, order, use), problem.row_choices):
-                cut = maker.cut(stages, rows)
-                if cut is not None:
-                    found.append((-maker.promise(stages, rows, cut), stages, rows, cut))
-    found.sort(key=lambda item: item[:3])
-    return [
-        maker.finish(stages, cut.layers, rows, memory_bound=cut.memory_bound)
-        for _, stages, rows, cut in found[:_MOST_SHAPES]
-    ]
-
-
-def stage_lists(
-    problem: Problem, order: Sequence[int], use: Sequence[int]
-) -> Iterator[tuple[int, ...]]:
-    """Yield kinds per stage of blocks of groups: every tp, and recomputation on the first so many stages of a block.
-
-    A block's first stages hold most microbatches, so these are where recomputation can pay.
-    """
-    blocks = [
-        [
-            block
-            for block in _block_lists(problem, place, use[place])
-            if sum(problem.kinds[kind].tp for kind in block) <= problem.capacity[place]
-        ]
-        for place in order
-    ]
-    for chosen in product(*blocks):
-        yield tuple(kind for block in chosen for kind in block)
-
-
-def _block_lists(problem: Problem, place: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yield kinds per stage of one block; long blocks recompute everywhere or nowhere."""
-    ways = {
-        (kind.tp, kind.recompute): number
-        for number, kind in enumerate(problem.kinds)
-        if problem.places[number] == place
-    }
-    for tp in sorted({tp for tp, _ in ways}):
-        for again in range(size + 1) if size <= _SHORT_BLOCK else (0, size):
-            plain, anew = ways.get((tp, False)), ways.get((tp, True))
-            if (plain is None and again < size) or (anew is None and again):
-                continue
-            yield tuple(
-                number
-                for number in (anew,) * again + (plain,) * (size - again)
-                if number is not None
-            )
-
-
-def block_sizes(count: int, most: int, *, full: int) -> tuple[int, ...]:
-    """Return the block sizes to try for `count` devices: all up to `full`, even shares, then ever larger steps."""
-    largest = min(count, most)
-    sizes = set(range(1, min(largest, full) + 1))
-    sizes |= {count // parts for parts in range(1, 9) if 1 <= count // parts <= largest}
-    size = full
-    while size <= largest:
-        sizes.add(size)
-        size += max(1, size // 3)
-    return tuple(sorted(sizes))
-
-
-def _uses(problem: Problem, *, quick: bool) -> Iterator[tuple[int, ...]]:
-    """Yield devices per kind for one replica: with up to three kinds any mix, else at most two."""
-    many = len(problem.groups) > 2 and problem.num_devices > _FULL_GRID
-    full = _COARSE_GRID if many or quick else _FULL_GRID
-    sizes = [
-        (0, *block_sizes(len(kind.seats), problem.max_stages, full=full)) for kind in problem.groups
-    ]
-    most_kinds = 3 if len(sizes) <= 3 else 2
-    for use in product(*sizes):
-        mixed = sum(count > 0 for count in use)
-        if 1 <= mixed <= most_kinds and sum(use) <= problem.max_stages:
-            yield use
-
-
-def _orders(problem: Problem, use: Sequence[int], *, few: bool) -> Iterator[tuple[int, ...]]:
-    """Yield the orders of the kinds in a replica: all, or slow first and large memory first."""
-    present = [kind for kind, count in enumerate(use) if count]
-    if few or len(present) <= 2:
-        yield from permutations(present)
-        return
-    rows = problem.row_choices[0]
-    slow_first = sorted(present, key=lambda k: -problem.groups[k].timings[rows].layer_forward_s)
-    limits = [inf if kind.limit_bytes is None else kind.limit_bytes for kind in problem.groups]
-    large_first = sorted(present, key=lambda kind: -limits[kind])
-    yield from dict.fromkeys((tuple(slow_first), tuple(large_first)))

@@ -2,16 +2,18 @@
 
 All of these minimise the slowest part. Equal units (layers of one cost, rows) are handed out in order of the time
 at which the part that takes them would end, which is exact for any speeds, starting times and caps. Ties (to twelve
-digits, so that rounding decides nothing) go to the faster part, then to the earlier.
+digits, so that rounding decides nothing) go to the faster part, then to the earlier. Unequal layers: `ranges.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from math import floor
 
 from hetrun.errors import NoPlanError
+from hetrun.planner.ranges import Reach, relaxed_level, split_ranges
 
 _TIE_DIGITS = 12
 _BELOW = 1 - 1e-9  # parts filled up to here hold what every optimum holds
@@ -50,28 +52,38 @@ def split_rows(
     return fill_parts(total, [1 / speed for speed in speeds], start_s=fills)
 
 
-def split_unequal_layers(costs: Sequence[float], speeds: Sequence[float]) -> tuple[int, ...]:
-    """Return how many of the ordered layers each stage takes when layers differ in cost.
+def split_unequal(
+    costs: Sequence[float],
+    speeds: Sequence[float],
+    *,
+    caps_bytes: Sequence[int] | None = None,
+    layer_bytes: Sequence[int] | None = None,
+    extras: Sequence[float] | None = None,
+) -> tuple[int, ...]:
+    """Return how many of the ordered layers each stage takes when layers differ in cost and in bytes.
 
-    Linear partitioning: with best[s][i] the least maximum of i layers on s stages, best[s - 1][j] rises with j
-    and the rest of the layers costs less, so the crossing is found by bisection. O(stages * layers * log layers).
+    Minimises max over stages of (extras + cost of its layers) / speed; a stage may get none. `layer_bytes` is what
+    each layer needs of the `caps_bytes` of its stage.
+
+    Raises:
+        NoPlanError: the caps cannot hold the layers in this order.
     """
     _check(len(costs), speeds)
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    best = [total / speeds[0] for total in sums]
-    cuts: list[list[int]] = []
-    for speed in speeds[1:]:
-        chosen = [_crossing(best, sums, end, speed) for end in range(len(sums))]
-        best = [max(best[j], (sums[end] - sums[j]) / speed) for end, j in enumerate(chosen)]
-        cuts.append(chosen)
-    counts: list[int] = []
-    end = len(costs)
-    for chosen in reversed(cuts):
-        counts.append(end - chosen[end])
-        end = chosen[end]
-    return (end, *reversed(counts))
+    sizes = layer_bytes or [0] * len(costs)
+    weights = tuple(accumulate(sizes, initial=0))
+    stages = [
+        Reach(
+            sums=tuple(accumulate((cost / speed for cost in costs), initial=0.0)),
+            start_s=(extras[number] if extras else 0.0) / speed,
+            weights=weights,
+            cap=caps_bytes[number] if caps_bytes else weights[-1],
+        )
+        for number, speed in enumerate(speeds)
+    ]
+    counts = split_ranges(stages)
+    if counts is None:
+        raise NoPlanError(f"{len(costs)} layers of {weights[-1]} bytes do not fit in their order")
+    return counts
 
 
 def fill_parts(
@@ -92,7 +104,7 @@ def fill_parts(
         raise NoPlanError(f"{total} to hand out, but the parts hold at most {limits}")
     if total == 0:
         return (0,) * len(unit_s)
-    level_s = _relaxed_level(total, unit_s, starts)
+    level_s = relaxed_level(total, unit_s, starts)
     counts = [
         min(limit, max(0, floor((level_s * _BELOW - start) / unit)))
         for unit, start, limit in zip(unit_s, starts, limits, strict=True)
@@ -110,34 +122,6 @@ def fill_parts(
             next_s = starts[i] + (counts[i] + 1) * unit
             heappush(waiting, (round(next_s / level_s, _TIE_DIGITS), unit, i))
     return tuple(counts)
-
-
-def _relaxed_level(total: int, unit_s: Sequence[float], starts: Sequence[float]) -> float:
-    """Return when all parts end if units could be cut and no cap held: no split ends earlier."""
-    order = sorted(range(len(unit_s)), key=lambda i: starts[i])
-    speed = work = 0.0
-    level_s = 0.0
-    for number, i in enumerate(order):
-        speed += 1 / unit_s[i]
-        work += starts[i] / unit_s[i]
-        level_s = (total + work) / speed
-        if number + 1 < len(order) and level_s <= starts[order[number + 1]]:
-            break
-    return level_s
-
-
-def _crossing(best: Sequence[float], sums: Sequence[float], end: int, speed: float) -> int:
-    """Return where to cut the first `end` layers so that neither side is slower than it must be."""
-    low, high = 0, end
-    while low < high:
-        middle = (low + high) // 2
-        if best[middle] < (sums[end] - sums[middle]) / speed:
-            low = middle + 1
-        else:
-            high = middle
-    if low > 0 and (sums[end] - sums[low - 1]) / speed <= best[low]:
-        return low - 1
-    return low
 
 
 def _check(total: int, speeds: Sequence[float]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetrun.arch import head_forward_flops, layer_forward_flops
-from hetrun.model import ModelSpec, RowTiming
+from hetrun.arch import head_forward_flops, layer_runs, run_forward_flops
+from hetrun.model import ModelSpec, RowTiming, RunTiming
 
 # AdamW: two moments, their corrections, the root, the quotient, the decay; roughly, and the same for every chip
 OPTIMIZER_FLOPS_PER_PARAMETER = 10.0
@@ -23,7 +23,15 @@ def modelled_timings(
     """
     timings = []
     for tp, recompute, rows in cases:
-        layer_s = layer_forward_flops(model, rows, seq_len) / tp / flops_per_s
+        turns = 3 if recompute else 2
+        runs = tuple(
+            RunTiming(num_layers=run.num_layers, forward_s=run_s, backward_s=turns * run_s)
+            for run in layer_runs(model)
+            for run_s in [run_forward_flops(run, rows, seq_len) / tp / flops_per_s]
+        )
+        layer_s = runs[0].forward_s
+        if len(runs) > 1:
+            layer_s = sum(run.num_layers * run.forward_s for run in runs) / model.num_layers
         head_s = head_forward_flops(model, rows, seq_len) / flops_per_s
         timings.append(
             RowTiming(
@@ -31,11 +39,12 @@ def modelled_timings(
                 tp=tp,
                 recompute=recompute,
                 layer_forward_s=layer_s,
-                layer_backward_s=(3 if recompute else 2) * layer_s,
+                layer_backward_s=turns * layer_s,
                 embedding_forward_s=0.0,
                 embedding_backward_s=0.0,
                 head_forward_s=head_s,
                 head_backward_s=2 * head_s,
+                runs=runs if len(runs) > 1 else (),
             )
         )
     return tuple(timings)

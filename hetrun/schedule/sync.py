@@ -77,7 +77,7 @@ def unit_parameters(unit: str, model: ModelSpec) -> int:
         if model.tied_embeddings:
             return arch.final_norm_parameters(model)
         return arch.head_parameters(model)
-    return arch.layer_parameters(model)
+    return arch.layer_at(model, int(unit.removeprefix("layer."))).parameters
 
 
 def _units_backward(model: ModelSpec) -> Iterator[str]:

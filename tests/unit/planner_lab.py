@@ -28,6 +28,7 @@ from hetrun.model import (
     Quantity,
     Recipe,
     RowTiming,
+    RunTiming,
     Source,
     TrainSpec,
 )
@@ -126,11 +127,26 @@ class Lab:
         timings = []
         choices = (False, True)[: 1 + self.limits.recompute]
         for tp, recompute, rows in product(sorted(self.limits.tp), choices, self.rows):
-            layer_s = arch.layer_forward_flops(self.model, rows, self.seq_len) / speed
+            each_s = [
+                arch.run_forward_flops(run, rows, self.seq_len) / speed
+                for run in arch.layer_runs(self.model)
+            ]
             head_s = arch.head_forward_flops(self.model, rows, self.seq_len) / speed
             if chips.layer_s is not None:
-                layer_s, head_s = chips.layer_s * rows / 3, 0.0
-            layer_s /= tp * chips.tp_share ** log2(tp)
+                each_s, head_s = [chips.layer_s * rows / 3 for _ in each_s], 0.0
+            each_s = [layer_s / (tp * chips.tp_share ** log2(tp)) for layer_s in each_s]
+            runs = tuple(
+                RunTiming(
+                    num_layers=run.num_layers,
+                    forward_s=layer_s,
+                    backward_s=(3 if recompute else 2) * layer_s,
+                )
+                for run, layer_s in zip(arch.layer_runs(self.model), each_s, strict=True)
+            )
+            layer_s = each_s[0]
+            if len(runs) > 1:
+                whole_s = sum(run.num_layers * run.forward_s for run in runs)
+                layer_s = whole_s / self.model.num_layers
             timings.append(
                 RowTiming(
                     rows=rows,
@@ -142,6 +158,7 @@ class Lab:
                     head_backward_s=2 * head_s,
                     tp=tp,
                     recompute=recompute,
+                    runs=runs if len(runs) > 1 else (),
                 )
             )
         return DeviceProfile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from hetrun.arch.hf import BadConfigError, from_config, learned_positions
 from hetrun.errors import ConfigError
 from hetrun.launch import launch
 from hetrun.model import GIB, Dtype, Event, ModelSpec, Plan
-from hetrun.planner.memory import layer_activation_bytes
 from hetrun.runtime.worker import Place, check_place
 from tests.unit import arch_configs as configs
 from tests.unit.arch_configs import Keys
@@ -230,10 +230,12 @@ def test_llama_counted_either_way_costs_the_same() -> None:
     hidden, kv = 4096, 1024
     assert arch.layer_parameters(biased) == arch.layer_parameters(plain) + 2 * hidden + 2 * kv
     assert arch.layer_forward_flops(biased, 2, 512) == arch.layer_forward_flops(plain, 2, 512)
-    (run,) = arch.layer_runs(biased)
-    for dtype in Dtype:
-        counted = arch.layer_activation_bytes(run, dtype, rows=2, seq_len=512)
-        assert counted == layer_activation_bytes(plain, dtype, rows=2, seq_len=512)
+    for dtype, tp in product(Dtype, (1, 2, 8)):
+        held = [
+            arch.layer_activation_bytes(arch.layer_at(m, 0), dtype, rows=2, seq_len=512, tp=tp)
+            for m in (biased, plain)
+        ]
+        assert held[0] == held[1]
 
 
 def test_forward_flops_are_two_per_active_parameter_and_attention_on_top() -> None:
@@ -325,20 +327,22 @@ def test_counted_models_are_planned_and_both_evaluators_agree(keys: Keys) -> Non
         assert sum(stage.num_layers for stage in replica.stages) == model.num_layers
 
 
-def test_models_whose_layers_differ_are_not_planned_yet() -> None:
-    chips = [Chips(vendor="emu-a", num_devices=2)]
-    with pytest.raises(ConfigError, match=r"layers of this deepseek_v3 differ \(3 \+ 58\)"):
-        Lab(chips=chips, model=from_config(configs.DEEPSEEK_V3)).plan()
+def test_what_experts_got_and_gave_is_held_by_each_of_those_that_share_a_layer() -> None:
+    def held(keys: Keys, tp: int) -> int:
+        run = arch.layer_at(from_config(keys), 0)
+        return arch.layer_activation_bytes(run, Dtype.BF16, rows=1, seq_len=8, tp=tp)
+
+    fewer: Keys = {**configs.MIXTRAL_8X7B, "num_experts_per_tok": 1}
+    for tp in (1, 2, 4):
+        one_expert = 8 * 2 * (4 * 14336 // tp + 2 * 4096)
+        assert held(configs.MIXTRAL_8X7B, tp) - held(fewer, tp) == one_expert
 
 
-def test_memory_of_a_counted_stage_is_states_and_its_own_activations() -> None:
-    model = from_config(configs.MIXTRAL_8X7B)
-    (run,) = arch.layer_runs(model)
-    held = layer_activation_bytes(model, Dtype.BF16, rows=1, seq_len=8)
-    assert held == 8 * (4 * run.wide_elements + 2 * run.elements)
-    dense = from_config({**configs.MIXTRAL_8X7B, "num_experts_per_tok": 1})
-    one_expert = 8 * 2 * (4 * 14336 + 2 * 4096)
-    assert held - layer_activation_bytes(dense, Dtype.BF16, rows=1, seq_len=8) == one_expert
+def test_latent_attention_is_shared_by_its_heads_and_not_by_what_is_latent() -> None:
+    dense, _ = arch.layer_runs(from_config(configs.DEEPSEEK_V3))
+    latent = 1536 + 512 + 64
+    assert dense.elements - dense.shared_elements == 2 * 7168 + (1536 + 512) + latent
+    assert dense.shared_wide_elements == 128
 
 
 def counted_plan() -> Plan:

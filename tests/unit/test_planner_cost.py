@@ -12,7 +12,7 @@ from hetrun import arch
 from hetrun.model import Dtype, Link, LinkKind, ModelSpec, RowTiming
 from hetrun.planner.cost import (
     Piece,
-    best_unit_seconds_per_row,
+    best_part_seconds_per_row,
     is_extrapolated,
     model_seconds,
     send_seconds,
@@ -80,15 +80,15 @@ def test_both_evaluators_read_a_profile_alike(seconds: list[float], rows: int) -
 
 def test_stage_adds_layers_embedding_and_head() -> None:
     parts = timing(1, 1.0, 3.0)
-    both = Piece(num_layers=4, has_embedding=True, has_head=True)
+    both = Piece(first_layer=0, num_layers=4, has_embedding=True, has_head=True)
     assert stage_seconds(parts, both) == pytest.approx((7.1, 14.2))
-    middle = Piece(num_layers=4, has_embedding=False, has_head=False)
+    middle = Piece(first_layer=0, num_layers=4, has_embedding=False, has_head=False)
     assert stage_seconds(parts, middle) == pytest.approx((4.0, 8.0))
     assert model_seconds(parts, 4) == pytest.approx(21.3)
 
 
 def test_best_seconds_per_row_may_come_from_different_sizes() -> None:
-    layer_s, _, head_s = best_unit_seconds_per_row([timing(1, 1.0, 1.0), timing(2, 1.0, 4.0)])
+    layer_s, _, head_s = best_part_seconds_per_row([timing(1, 1.0, 1.0), timing(2, 1.0, 4.0)])
     assert (layer_s, head_s) == pytest.approx((1.5, 3.0))
 
 
@@ -100,10 +100,10 @@ def test_send_pays_latency_and_bytes() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_of_all_stages_add_up_to_the_model(tied: bool) -> None:
     model = replace(small_model(5), tied_embeddings=tied)
-    whole = Piece(num_layers=5, has_embedding=True, has_head=True)
+    whole = Piece(first_layer=0, num_layers=5, has_embedding=True, has_head=True)
     assert stage_parameters(model, whole) == arch.total_parameters(model)
-    first = Piece(num_layers=2, has_embedding=True, has_head=False)
-    last = Piece(num_layers=3, has_embedding=False, has_head=True)
+    first = Piece(first_layer=0, num_layers=2, has_embedding=True, has_head=False)
+    last = Piece(first_layer=2, num_layers=3, has_embedding=False, has_head=True)
     copies = model.vocab_size * model.hidden_size if tied else 0  # the tied matrix lives on both
     split = stage_parameters(model, first) + stage_parameters(model, last)
     assert split == arch.total_parameters(model) + copies
@@ -113,7 +113,7 @@ def test_bytes_of_a_7b_stage_are_what_one_counts_by_hand() -> None:
     model = ModelSpec(
         num_layers=32, hidden_size=4096, num_heads=32, ffn_size=11008, vocab_size=32000
     )
-    piece = Piece(num_layers=1, has_embedding=False, has_head=False)
+    piece = Piece(first_layer=0, num_layers=1, has_embedding=False, has_head=False)
     found = stage_bytes(model, Dtype.BF16, piece, Load(rows=1, seq_len=4096, window=1))
     states = 4 * 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
     per_token = 2 * (2 * 4096 * 4 + 4096 * 2) + 5 * 4096 * 2 + 32 * 4 + 4 * 11008 * 2
@@ -136,12 +136,12 @@ def test_one_more_layer_adds_what_layer_bytes_says(
         stage_bytes(
             model,
             dtype,
-            Piece(num_layers=n, has_embedding=False, has_head=head),
+            Piece(first_layer=0, num_layers=n, has_embedding=False, has_head=head),
             load,
         )
         for n in (num_layers, num_layers + 1)
     ]
-    more = layer_bytes(model, dtype, load)
+    more = layer_bytes(model, arch.layer_at(model, num_layers), dtype, load)
     assert sizes[1] - sizes[0] == more
 
 
@@ -149,7 +149,7 @@ def test_wider_windows_and_heads_take_memory() -> None:
     model = small_model(8, vocab_size=257)
 
     def size(window: int, head: bool, dtype: Dtype = Dtype.FP32) -> int:
-        piece = Piece(num_layers=2, has_embedding=False, has_head=head)
+        piece = Piece(first_layer=0, num_layers=2, has_embedding=False, has_head=head)
         return stage_bytes(model, dtype, piece, Load(rows=1, seq_len=16, window=window))
 
     assert size(1, False) < size(2, False) < size(2, True)
@@ -157,7 +157,7 @@ def test_wider_windows_and_heads_take_memory() -> None:
 
 
 def test_sharing_layers_and_running_forwards_again_save_memory() -> None:
-    piece = Piece(num_layers=6, has_embedding=False, has_head=False)
+    piece = Piece(first_layer=0, num_layers=6, has_embedding=False, has_head=False)
 
     def size(*, tp: int, recompute: bool) -> int:
         load = Load(rows=2, seq_len=64, window=4, tp=tp, recompute=recompute)

@@ -21,7 +21,8 @@ from hetrun.planner.drafts import (
 from hetrun.planner.even import even_split
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import search
-from hetrun.planner.shapes import ShapeMaker, block_sizes, enumerate_shapes
+from hetrun.planner.shapes import ShapeMaker
+from hetrun.planner.variety import block_sizes, enumerate_shapes
 from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.planner.split import split_layers, split_rows, split_unequal_layers
+from hetrun.planner.split import split_layers, split_rows, split_unequal
 
 cp_model: Any = pytest.importorskip("ortools.sat.python.cp_model")
 
@@ -61,10 +61,20 @@ def test_layers_and_rows_are_split_as_well_as_cp_sat_does(
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=14),
-    st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=14),
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(0, 9), st.integers(0, 60)),
+        min_size=1,
+        max_size=4,
+    ),
 )
-def test_unequal_layers_are_cut_as_well_as_cp_sat_does(costs: list[int], speeds: list[int]) -> None:
+def test_unequal_layers_are_cut_as_well_as_cp_sat_does(
+    layers: list[tuple[int, int]], stages: list[tuple[int, int, int]]
+) -> None:
+    """Layers of so many ticks and bytes on stages of so much speed, other work and memory."""
+    costs, sizes = [cost for cost, _ in layers], [num_bytes for _, num_bytes in layers]
+    speeds, extras = [speed for speed, _, _ in stages], [extra for _, extra, _ in stages]
+    caps = [max(cap, -(-sum(sizes) // len(stages)) + 6) for _, _, cap in stages]
     model = cp_model.CpModel()
     size, ticks = len(speeds), 12  # whole for every speed
     on = [[model.new_bool_var(f"l{i}s{s}") for s in range(size)] for i in range(len(costs))]
@@ -73,15 +83,19 @@ def test_unequal_layers_are_cut_as_well_as_cp_sat_does(costs: list[int], speeds:
     for before, after in pairwise(on):  # stages in order of layers
         stage = [sum(s * there for s, there in enumerate(layer)) for layer in (before, after)]
         model.add(stage[0] <= stage[1])
+    for s, cap in enumerate(caps):
+        model.add(sum(n * layer[s] for n, layer in zip(sizes, on, strict=True)) <= cap)
     loads = [
-        sum(ticks * cost // speed * layer[s] for cost, layer in zip(costs, on, strict=True))
-        for s, speed in enumerate(speeds)
+        ticks * extra // speed
+        + sum(ticks * cost // speed * layer[s] for cost, layer in zip(costs, on, strict=True))
+        for s, (speed, extra) in enumerate(zip(speeds, extras, strict=True))
     ]
-    best = least_maximum(model, loads, ticks * sum(costs))
-    found = split_unequal_layers([float(cost) for cost in costs], [float(s) for s in speeds])
+    best = least_maximum(model, loads, ticks * (sum(costs) + sum(extras)))
+    found = split_unequal(costs, speeds, caps_bytes=caps, layer_bytes=sizes, extras=extras)
     begin, slowest = 0, 0.0
-    for count, speed in zip(found, speeds, strict=True):
-        slowest = max(slowest, ticks * sum(costs[begin : begin + count]) / speed)
+    for count, (speed, extra, _), cap in zip(found, stages, caps, strict=True):
+        assert sum(sizes[begin : begin + count]) <= cap
+        slowest = max(slowest, ticks * (extra + sum(costs[begin : begin + count])) / speed)
         begin += count
     assert begin == len(costs)
     assert slowest == pytest.approx(best)

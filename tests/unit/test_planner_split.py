@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import NoPlanError
-from hetrun.planner.split import split_layers, split_rows, split_unequal_layers
+from hetrun.planner.split import split_layers, split_rows, split_unequal
 
 
 def slowest(
@@ -136,29 +137,46 @@ def test_no_apportionment_is_better_than_ours(
     assert worst(split_rows(total, speeds, fills=fills)) == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(0.1, 5), max_size=8), SPEEDS)
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 5), st.integers(1, 9)), max_size=8), SPEEDS, st.data())
 def test_no_cut_of_unequal_layers_is_better_than_ours(
-    costs: list[float], speeds: list[float]
+    layers: list[tuple[float, int]], speeds: list[float], data: st.DataObject
 ) -> None:
-    def worst(counts: Sequence[int]) -> float:
-        first, loads = 0, []
-        for count, speed in zip(counts, speeds, strict=True):
-            loads.append(sum(costs[first : first + count]) / speed)
-            first += count
-        return max(loads)
+    """Heavy layers, heads and memory: whatever fits in order is no quicker."""
+    size = len(speeds)
+    costs, sizes = [cost for cost, _ in layers], [num_bytes for _, num_bytes in layers]
+    extras = data.draw(st.lists(st.floats(0, 6), min_size=size, max_size=size))
+    caps = data.draw(st.lists(st.integers(0, 40), min_size=size, max_size=size))
 
-    counts = split_unequal_layers(costs, speeds)
-    assert sum(counts) == len(costs)
-    assert min(counts) >= 0
-    best = min(worst(c) for c in all_splits(len(costs), len(speeds)))
-    assert worst(counts) == pytest.approx(best, rel=1e-9)
+    def loads(values: Sequence[float], counts: Sequence[int]) -> list[float]:
+        ends = list(accumulate(counts, initial=0))
+        return [sum(values[first:end]) for first, end in pairwise(ends)]
+
+    def worst(counts: Sequence[int]) -> float:
+        parts = zip(loads(costs, counts), extras, speeds, strict=True)
+        return max((extra + load) / speed for load, extra, speed in parts)
+
+    fitting = [
+        counts
+        for counts in all_splits(len(layers), size)
+        if all(load <= cap for load, cap in zip(loads(sizes, counts), caps, strict=True))
+    ]
+
+    def ours() -> tuple[int, ...]:
+        return split_unequal(costs, speeds, caps_bytes=caps, layer_bytes=sizes, extras=extras)
+
+    if not fitting:
+        with pytest.raises(NoPlanError, match="do not fit in their order"):
+            ours()
+        return
+    assert ours() in fitting
+    assert worst(ours()) == pytest.approx(min(worst(c) for c in fitting), rel=1e-9)
 
 
 @given(st.integers(1, 60), SPEEDS)
 def test_unequal_split_agrees_with_the_equal_one(total: int, speeds: list[float]) -> None:
     equal = slowest(split_layers(total, speeds), speeds)
-    assert slowest(split_unequal_layers([1.0] * total, speeds), speeds) == pytest.approx(equal)
+    assert slowest(split_unequal([1.0] * total, speeds), speeds) == pytest.approx(equal)
 
 
 @given(st.integers(0, 10_000), SPEEDS)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrun.arch import layer_at
 from hetrun.errors import NoPlanError
 from hetrun.model import MIB, Dtype, PlanLimits
 from hetrun.planner.check import check_split
@@ -26,11 +27,8 @@ def problem_of(lab: Lab) -> Problem:
 
 def units(count: float) -> float:
     """Bytes of `count` units of the case: a layer's states, or what it holds of one microbatch."""
-    return (
-        count
-        * layer_bytes(small_model(16), Dtype.FP32, Load(rows=1, seq_len=SEQ_LEN, window=0))
-        / 0.92
-    )
+    model, load = small_model(16), Load(rows=1, seq_len=SEQ_LEN, window=0)
+    return count * layer_bytes(model, layer_at(model, 0), Dtype.FP32, load) / 0.92
 
 
 SEQ_LEN = 68  # makes a layer's activations as large as its states

@@ -1,0 +1,115 @@
+"""Which replica shapes are looked at: devices per group, orders, tp, recomputation, microbatch sizes. How many of each is left to `compose.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations, product
+from math import inf
+
+from hetrun.planner.problem import Problem
+from hetrun.planner.shapes import Cut, Shape, ShapeMaker
+
+_FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
+_COARSE_GRID = 4  # the same with three kinds and more
+_FEW_USES = 600  # above, only two orders of the kinds are tried
+_MOST_SHAPES = 1500
+_SHORT_BLOCK = 4  # stages; recomputation on any number of them is tried up to here
+
+
+def enumerate_shapes(maker: ShapeMaker, *, quick: bool = False) -> list[Shape]:
+    """Return the shapes that fit, the most promising ones if there are very many.
+
+    At most one block per kind, any order of the kinds, any microbatch size.
+    """
+    problem = maker.problem
+    uses = list(_uses(problem, quick=quick))
+    few = len(uses) * len(problem.row_choices) <= _FEW_USES
+    found: list[tuple[float, tuple[int, ...], int, Cut]] = []
+    for use in uses:
+        for order in _orders(problem, use, few=few):
+            for stages, rows in product(stage_lists(problem, order, use), problem.row_choices):
+                cut = maker.cut(stages, rows)
+                if cut is not None:
+                    found.append((-maker.promise(stages, rows, cut), stages, rows, cut))
+    found.sort(key=lambda item: item[:3])
+    return [
+        maker.finish(stages, cut.layers, rows, memory_bound=cut.memory_bound)
+        for _, stages, rows, cut in found[:_MOST_SHAPES]
+    ]
+
+
+def stage_lists(
+    problem: Problem, order: Sequence[int], use: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """Yield kinds per stage of blocks of groups: every tp, and recomputation on the first so many stages of a block.
+
+    A block's first stages hold most microbatches, so these are where recomputation can pay.
+    """
+    blocks = [
+        [
+            block
+            for block in _block_lists(problem, place, use[place])
+            if sum(problem.kinds[kind].tp for kind in block) <= problem.capacity[place]
+        ]
+        for place in order
+    ]
+    for chosen in product(*blocks):
+        yield tuple(kind for block in chosen for kind in block)
+
+
+def _block_lists(problem: Problem, place: int, size: int) -> Iterator[tuple[int, ...]]:
+    """Yield kinds per stage of one block; long blocks recompute everywhere or nowhere."""
+    ways = {
+        (kind.tp, kind.recompute): number
+        for number, kind in enumerate(problem.kinds)
+        if problem.places[number] == place
+    }
+    for tp in sorted({tp for tp, _ in ways}):
+        for again in range(size + 1) if size <= _SHORT_BLOCK else (0, size):
+            plain, anew = ways.get((tp, False)), ways.get((tp, True))
+            if (plain is None and again < size) or (anew is None and again):
+                continue
+            yield tuple(
+                number
+                for number in (anew,) * again + (plain,) * (size - again)
+                if number is not None
+            )
+
+
+def block_sizes(count: int, most: int, *, full: int) -> tuple[int, ...]:
+    """Return the block sizes to try for `count` devices: all up to `full`, even shares, then ever larger steps."""
+    largest = min(count, most)
+    sizes = set(range(1, min(largest, full) + 1))
+    sizes |= {count // parts for parts in range(1, 9) if 1 <= count // parts <= largest}
+    size = full
+    while size <= largest:
+        sizes.add(size)
+        size += max(1, size // 3)
+    return tuple(sorted(sizes))
+
+
+def _uses(problem: Problem, *, quick: bool) -> Iterator[tuple[int, ...]]:
+    """Yield devices per kind for one replica: with up to three kinds any mix, else at most two."""
+    many = len(problem.groups) > 2 and problem.num_devices > _FULL_GRID
+    full = _COARSE_GRID if many or quick else _FULL_GRID
+    sizes = [
+        (0, *block_sizes(len(kind.seats), problem.max_stages, full=full)) for kind in problem.groups
+    ]
+    most_kinds = 3 if len(sizes) <= 3 else 2
+    for use in product(*sizes):
+        mixed = sum(count > 0 for count in use)
+        if 1 <= mixed <= most_kinds and sum(use) <= problem.max_stages:
+            yield use
+
+
+def _orders(problem: Problem, use: Sequence[int], *, few: bool) -> Iterator[tuple[int, ...]]:
+    """Yield the orders of the kinds in a replica: all, or slow first and large memory first."""
+    present = [kind for kind, count in enumerate(use) if count]
+    if few or len(present) <= 2:
+        yield from permutations(present)
+        return
+    rows = problem.row_choices[0]
+    slow_first = sorted(present, key=lambda k: -problem.groups[k].timings[rows].layer_forward_s)
+    limits = [inf if kind.limit_bytes is None else kind.limit_bytes for kind in problem.groups]
+    large_first = sorted(present, key=lambda kind: -limits[kind])
+    yield from dict.fromkeys((tuple(slow_first), tuple(large_first)))
