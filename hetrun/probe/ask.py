@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
+from functools import partial
 
 from hetrun.errors import ExitCode, HetrunError
 from hetrun.model import Connection, Facts, HostFacts, HostSpec, Inventory
 from hetrun.probe.host import parse_host
+from hetrun.probe.peers import compared, names_to_look_up
 from hetrun.probe.script import MAX_OUTPUT, SCRIPT_TIMEOUT_S, probe_script
 from hetrun.transport import Transport
 from hetrun.transport.fanout import on_all
@@ -64,11 +66,12 @@ def probe(
             if progress:
                 progress(spec.name, facts[spec.name])
 
-    on_all([specs[0] for specs in groups.values()], _ask, progress=note)
+    peers = names_to_look_up(inventory.hosts)
+    on_all([specs[0] for specs in groups.values()], partial(_ask, peers=peers), progress=note)
     return Facts(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         inventory=inventory.name,
-        hosts=tuple(facts[spec.name] for spec in inventory.hosts),
+        hosts=compared([facts[spec.name] for spec in inventory.hosts]),
         links=inventory.links,
     )
 
@@ -81,9 +84,9 @@ def answered(facts: Facts) -> Answered:
     return Answered.NONE if num_silent == len(facts.hosts) else Answered.SOME
 
 
-def _ask(transport: Transport) -> _Reply:
+def _ask(transport: Transport, *, peers: Sequence[str]) -> _Reply:
     nonce = secrets.token_hex(16)
-    script = probe_script(transport.spec, all_vendors(), nonce=nonce)
+    script = probe_script(transport.spec, all_vendors(), nonce=nonce, peers=peers)
     result = run_script(transport, script, timeout_s=SCRIPT_TIMEOUT_S, max_bytes=MAX_OUTPUT)
     received_s = time.time()
     if result.stderr:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrun.model import HostSpec
@@ -21,6 +21,9 @@ TOOL_TIMEOUT_S = 15
 PYTHON_TIMEOUT_S = 60
 PLUGIN_TIMEOUT_S = 20  # for importing one torch plug-in
 BASE_TIMEOUT_S = 5
+PEERS_TIMEOUT_S = 20  # for the names of all other hosts together
+LOOKUP_TIMEOUT_S = 4  # for one of them
+LOOKUPS_AT_ONCE = 64
 MAX_COMMANDS_PER_VENDOR = 4
 SCRIPT_TIMEOUT_S = 120.0  # over all of the above
 MAX_STDOUT = 256 << 10
@@ -110,7 +113,7 @@ _BASE: Mapping[str, str] = {
     'read -r v <"$f/vendor"; read -r i <"$f/device"; read -r c <"$f/class"; '
     'echo "${f##*/} $v $i $c"; done',
     "nics": 'for f in /sys/class/net/*; do [ -e "$f/mtu" ] || continue; mtu=; state=; speed=; '
-    'read -r mtu <"$f/mtu"; read -r state <"$f/operstate"; read -r speed <"$f/speed"; cd "$f"; '
+    'read -r mtu <"$f/mtu"; read -r state <"$f/operstate"; read -r speed <"$f/speed"; cd "$f" || cd /; '
     'echo "${f##*/} ${mtu:-0} ${state:-unknown} ${speed:--1} $(pwd -P)"; done 2>/dev/null; true',
     "addresses": "ip -j addr || ip addr",
     "limits": "cat /proc/self/limits",
@@ -140,6 +143,22 @@ _AS_ROOT = (
     'exec sudo -n env PATH="$PATH" timeout -k 1 {seconds} "$shell" -c {command}; '
     'else exec "$shell" -c {command}; fi'
 )
+
+# Each answer is printed at once, so that those of lookups which run beside each other do not mix.
+_LOOK_UP = """
+t=; if timeout -k 1 1 true 2>/dev/null; then t="timeout -k 1 {seconds}"; fi
+ask() {{
+  if command -v getent >/dev/null 2>&1; then r=$($t getent ahosts "$1" 2>/dev/null)
+  else r=$(grep -iwF -e "$1" /etc/hosts) || return; fi
+  printf 'name %s\\n%s\\n' "$1" "$r"
+}}
+n=0
+for h in {words}; do
+  ask "$h" &
+  n=$((n+1)); if [ $n -ge {at_once} ]; then wait; n=0; fi
+done
+wait
+"""
 
 # torch may print on its own, so the answer is one line that is JSON.
 _PYTHON = """
@@ -220,8 +239,12 @@ def ports_sections(spec: HostSpec, vendors: Mapping[str, Vendor]) -> tuple[ToolS
     )
 
 
-def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -> str:
+def probe_script(
+    spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str, peers: Sequence[str] = ()
+) -> str:
     """Return the script for one host; `nonce` marks its sections, so that no output can forge one.
+
+    `peers` are names of other hosts, to be looked up there.
 
     Vendor tools run beside each other, the commands of one vendor after each other (some drivers take few
     clients at a time).
@@ -229,13 +252,20 @@ def probe_script(spec: HostSpec, vendors: Mapping[str, Vendor], *, nonce: str) -
     lanes = [[_run(name, BASE_TIMEOUT_S, command) for name, command in _base(spec, vendors)]]
     lanes.append([_run("python", PYTHON_TIMEOUT_S, _python_command(spec, vendors))])
     lanes.append([_run("names", BASE_TIMEOUT_S, _names(spec))])  # a dead resolver is slow
+    if peers:
+        lanes.append([_run("peer-names", PEERS_TIMEOUT_S, _peer_names(peers))])
     tools = [*tool_sections(spec, vendors), *topology_sections(spec, vendors)]
     tools += ports_sections(spec, vendors)
     for vendor in dict.fromkeys(tool.vendor for tool in tools):
         mine = [tool for tool in tools if tool.vendor == vendor]
         lanes.append([line for tool in mine for line in _tool(tool, spec)])
     names = [name for name, _ in _base(spec, vendors)]
-    names += ["python", "names", *(tool.section for tool in tools)]
+    names += [
+        "python",
+        "names",
+        *(["peer-names"] if peers else []),
+        *(tool.section for tool in tools),
+    ]
     lines = [f"nonce={shlex.quote(nonce)}", f"tool_timeout={TOOL_TIMEOUT_S}"]
     lines += [f"max_stdout={MAX_STDOUT}", f"max_stderr={MAX_STDERR}"]
     lines += [f"{key}={shlex.quote(value)}; export {key}" for key, value in spec.env.items()]
@@ -300,6 +330,16 @@ def _names(spec: HostSpec) -> str:
         f'for h in "$n" {words}; do echo "name $h"; '
         'getent ahosts "$h" 2>/dev/null || grep -iwF -e "$h" /etc/hosts; done; true'
     )
+
+
+def _peer_names(names: Sequence[str]) -> str:
+    """Return the command that resolves names of other hosts, many at once, each with its own time limit.
+
+    One that has no answer in time does not resolve. Without getent only /etc/hosts can be read: a name that
+    is not in there is not told.
+    """
+    words = " ".join(shlex.quote(name) for name in names)
+    return _LOOK_UP.format(words=words, seconds=LOOKUP_TIMEOUT_S, at_once=LOOKUPS_AT_ONCE)
 
 
 def _is_number(address: str) -> bool:

@@ -39,7 +39,7 @@ def find_names(answer: Answer) -> tuple[str | None, dict[str, tuple[str, ...]]]:
     own: str | None = None
     found: dict[str, tuple[str, ...]] = {}
     name = None
-    for line in answer.section("names").lines:
+    for line in (*answer.section("names").lines, *answer.section("peer-names").lines):
         words = line.split()
         if len(words) == 2 and words[0] in ("own", "name"):
             name = plain(words[1], max_chars=255)

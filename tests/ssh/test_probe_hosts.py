@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetrun.cli import render
-from hetrun.model import DeviceLink, Facts, HostFacts, HostSpec, Inventory
+from hetrun.model import DeviceLink, DevicePort, Facts, HostFacts, HostSpec, Inventory, NicLink
 from hetrun.probe import Answered, answered, probe, script
 from tests.ssh.lab import Lab, LabHost, make_key
 from tests.ssh.odd_hosts import (
@@ -32,8 +32,25 @@ A100 = "NVIDIA A100 80GB PCIe, GPU-11111111-2222-3333-4444-55555555555{0}, 00000
 ROWS = "\n".join(f"{n}, {A100.format(n)}" for n in (0, 1))
 MATRIX = (
     "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV12\tPXB\t0-7\nGPU1\tNV12\t X \tSYS\t0-7\n"
-    "NIC0\tPXB\tSYS\t X \n"
+    "NIC0\tPXB\tSYS\t X \n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
 )
+MIG = "MIG-0c2f7ad1-98b3-5e17-a6cf-3be7d0419c5"
+SLICED = A100.format(0).replace("Disabled", "Enabled")
+LISTING = (
+    "GPU 0: NVIDIA A100 80GB PCIe (UUID: GPU-11111111-2222-3333-4444-555555555550)\n"
+    f"  MIG 3g.40gb     Device  0: (UUID: {MIG}0)\n  MIG 1g.10gb     Device  1: (UUID: {MIG}1)\n"
+)
+SPLIT = (
+    f'#!/bin/sh\ncase "$*" in\n*query-gpu*) cat <<"HERE"\n0, {SLICED}\nHERE\n;;\n'
+    f'-L) cat <<"HERE"\n{LISTING}HERE\n;;\n*) exit 2;;\nesac\n'
+)
+HCCN = """#!/bin/sh
+[ "$1" = -i ] || exit 2
+case "$3" in
+-ip) [ "$2" = 5 ] || printf 'ipaddr:10.30.12.%s\\nnetmask:255.255.255.0\\n' "$2" ;;
+-link) [ "$2" = 3 ] && echo 'link status: DOWN' || echo 'link status: UP' ;;
+esac
+"""
 NVIDIA = (
     f'#!/bin/sh\ncase "$*" in\n*query-gpu*) cat <<"HERE"\n{ROWS}\nHERE\n;;\n'
     f'*topo*) cat <<"HERE"\n{MATRIX}HERE\n;;\n*) exit 2;;\nesac\n'
@@ -115,7 +132,22 @@ def _slow(lab: Lab) -> HostSpec:
     host = lab.host(36, sshd=PATH_OF_STUBS)
     host.start_file(".bashrc", "sleep 4\n")
     add_tools(host, {})
-    return _spec(host, "slow")
+    (host.folder / "hosts").write_text(
+        "127.0.0.1 localhost\n10.77.0.36 slow.lab\n10.77.0.99 split.lab\n"
+    )
+    return _spec(host, "slow", data_addr="slow.lab")
+
+
+def _split(lab: Lab) -> HostSpec:
+    host = lab.host(38, sshd=PATH_OF_STUBS)
+    ascend = (ROOT / "ascend" / "ascend-info-910b3.txt").read_text()
+    tools = {"stubs/nvidia-smi": SPLIT, "stubs/npu-smi": says(ascend), "stubs/hccn_tool": HCCN}
+    add_tools(host, tools)
+    add_bus(host, BUS[:1])
+    add_nodes(host, "nvidia0", "nvidiactl", *(f"davinci{number}" for number in range(8)))
+    # it takes the slow host for itself, and does not know the noisy one
+    (host.folder / "hosts").write_text("127.0.0.1 localhost slow.lab\n10.77.0.38 split.lab\n")
+    return _spec(host, "split", data_addr="split.lab")
 
 
 def _bare(lab: Lab) -> HostSpec:
@@ -127,7 +159,7 @@ def _bare(lab: Lab) -> HostSpec:
 @pytest.fixture(scope="module")
 def outcome(lab: Lab) -> Iterator[Outcome]:
     before = list(lab.hosts)
-    builders = (_mixed, _hanging, _flooding, _noisy, _impostor, _slow, _bare)
+    builders = (_mixed, _hanging, _flooding, _noisy, _impostor, _slow, _split, _bare)
     dead = HostSpec(name="dead", addr="10.77.0.250", user="root")
     specs = (dead, *(build(lab) for build in builders))
     order: list[str] = []
@@ -180,6 +212,41 @@ def test_name_that_leads_nowhere_is_known(outcome: Outcome) -> None:
     facts = outcome.host("mixed")
     assert facts.hostname == "h31"
     assert facts.names["h31"] == ("127.0.1.1",)
+
+
+def test_instances_are_offered_and_ports_inside_devices_are_told(outcome: Outcome) -> None:
+    facts = outcome.host("split")
+    sliced = [device for device in facts.devices if device.vendor == "nvidia"]
+    assert [(device.model, device.visible_id) for device in sliced] == [
+        ("NVIDIA A100 80GB PCIe MIG 3g.40gb", f"{MIG}0"),
+        ("NVIDIA A100 80GB PCIe MIG 1g.10gb", f"{MIG}1"),
+    ]
+    assert {device.bus_id for device in sliced} == {"0000:40:00.0"}
+    number = {d.index: d.vendor_index for d in facts.devices if d.vendor == "ascend"}
+    ports = {number[port.device]: port for port in facts.device_ports}
+    assert sorted(ports) == sorted(number.values())
+    first = next(index for index, its in number.items() if its == 0)
+    assert ports[0] == DevicePort(device=first, address="10.30.12.0", up=True)
+    if 3 in ports:
+        assert ports[3].up is False
+
+
+def test_nearness_of_a_port_comes_from_the_tool_or_the_nodes(outcome: Outcome) -> None:
+    facts = outcome.host("mixed")
+    places = {(link.nic, link.device): link for link in facts.nic_links}
+    assert places["mlx5_0", 2] == NicLink(nic="mlx5_0", device=2, kind="PXB", by_tool=True)
+    assert places["mlx5_0", 3] == NicLink(nic="mlx5_0", device=3, kind="SYS", by_tool=True)
+
+
+def test_names_of_other_hosts_that_lead_elsewhere_are_told_on_both(outcome: Outcome) -> None:
+    split = " | ".join(outcome.host("split").warnings)
+    assert "slow.lab, the address of slow, is 127.0.0.1 there, a loopback address" in split
+    slow = " | ".join(outcome.host("slow").warnings)
+    assert "split.lab, the address of split, is 10.77.0.99 there and 10.77.0.38 on split" in slow
+    noisy = " | ".join(outcome.host("noisy").warnings)
+    assert "do not resolve there: slow.lab (slow), split.lab (split)" in noisy
+    assert "resolve" not in " ".join(outcome.host("bare").warnings)  # it has no getent: not known
+    assert set(outcome.host("split").names) == {"h38", "split.lab"}
 
 
 def test_hanging_tool_is_a_timeout_with_its_hint_under_csh(outcome: Outcome) -> None:
@@ -237,14 +304,14 @@ def test_table_shows_all_of_it(
         line for line in lines if line.startswith("nvidia NVIDIA A100 80GB PCIe 2 80.0 GiB")
     ]
     assert "550.54.15" in second
-    assert second.endswith("NV12")
+    assert second.endswith("NV12, NIC PXB/SYS")
     assert any("RoCE 200 Gbit/s (gid 5), GPUDirect" in line for line in lines)
-    assert any(line.startswith("nvidia 4 2 4 x NVIDIA A100 80GB PCIe nccl") for line in lines)
+    assert any(line.startswith("nvidia 6 3 4 x NVIDIA A100 80GB PCIe, 1 x") for line in lines)
 
 
 def test_nothing_is_left_on_the_hosts(lab: Lab, outcome: Outcome) -> None:
     for host in lab.hosts:
-        if host.name in ("h31", "h33", "h34", "h36", "h37"):
+        if host.name in ("h31", "h33", "h34", "h36", "h37", "h38"):
             host.wait_empty(5.0)
         elif host.name == "h32":
             host.wait_empty(8.0)  # a tool that ignores TERM is killed in the end
