@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +21,8 @@ _HEADS = (
     *("Host", "Vendor", "Model", ">Count", ">Memory", "Driver, SDK"),
     *("Interpreter", "Links", ">Warnings"),
 )
+ONE_TABLE_WIDTH = 110
+_DEVICES, _REST = (0, 1, 2, 3, 4, 5, 8), (0, 6, 7)  # columns of the two tables of a narrow screen
 _NOT_A_PORT = re.compile(r"(?:lo|docker|veth|br-|virbr|cni|flannel|cali|tunl|dummy|kube)")
 _STYLES = {ChangeKind.ADDED: "green", ChangeKind.REMOVED: "red", ChangeKind.CHANGED: "yellow"}
 _SIGNS = {ChangeKind.ADDED: "+", ChangeKind.REMOVED: "-", ChangeKind.CHANGED: "~"}
@@ -28,11 +30,7 @@ _SIGNS = {ChangeKind.ADDED: "+", ChangeKind.REMOVED: "-", ChangeKind.CHANGED: "~
 
 def facts_view(facts: Facts) -> RenderableType:
     """Devices by host, islands, hosts that did not answer, warnings; the same words of many hosts only once."""
-    table = new_table(*_HEADS)
-    for names, rows in _grouped(facts.hosts):
-        for index, row in enumerate(rows):
-            name = some(names, MOST_NAMES) if index == 0 else ""
-            table.add_row(cell(name), *row)
+    table = _Hosts(facts)
     devices = [device for host in facts.hosts for device in host.devices]
     vendors = {device.vendor for device in devices}
     silent = [host for host in facts.hosts if host.error is not None]
@@ -63,6 +61,36 @@ def changes_view(changes: Sequence[Change], old: str) -> RenderableType:
         for (kind, what), names in hosts.items()
     ]
     return stack(Text(f"{count(len(changes), 'change')} since {old}", style="bold"), *lines)
+
+
+class _Hosts:
+    """The table of hosts; on a narrow screen interpreter and links stand in a second one, so that no word breaks."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._rows = [
+            (cell(some(names, MOST_NAMES) if index == 0 else ""), *row)
+            for names, rows in _grouped(facts.hosts)
+            for index, row in enumerate(rows)
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= ONE_TABLE_WIDTH:
+            table = new_table(*_HEADS)
+            for row in self._rows:
+                table.add_row(*row)
+            yield from (table, Text())
+            return
+        first, second = (new_table(*(_HEADS[at] for at in part)) for part in (_DEVICES, _REST))
+        name = cell("")
+        for row in self._rows:
+            name = row[0] if row[0].plain else name
+            first.add_row(*(row[at] for at in _DEVICES))
+            if any(row[at].plain for at in _REST[1:]):
+                second.add_row(name, *(row[at] for at in _REST[1:]))
+                name = cell("")
+        yield from (first, Text())
+        if second.row_count:
+            yield from (second, Text())
 
 
 # --- hosts ------------------------------------------------------------------------------------------------

@@ -151,11 +151,11 @@ def port_warnings(ports: Sequence[DevicePort]) -> list[str]:
     warnings = []
     down = [str(port.device) for port in ports if port.up is False]
     if down:
-        what = f"RoCE ports in devices {some(down)} are down"
-        warnings.append(f"{what}; look at their cables, optical modules and switch ports")
+        what = f"RoCE port inside device {some(down)}: link down"
+        warnings.append(f"{what}; look at its cable, optical module and switch port")
     bare = [str(port.device) for port in ports if port.address is None]
     if bare:
-        what = f"RoCE ports in devices {some(bare)} have no address"
+        what = f"RoCE port inside device {some(bare)}: no address"
         warnings.append(f"{what}; set one (hccn_tool -i N -ip -s address A netmask M)")
     return warnings
 

@@ -95,7 +95,7 @@ def instance_warnings(vendor: Vendor, found: Sequence[FoundDevice]) -> list[str]
     if any(number > 1 for number in usable):
         # NVIDIA/nccl issues 418 and 1716, and the release notes of NCCL 2.30
         warnings.append(
-            f"{vendor.title}: {sum(usable)} MIG instances on {len(usable) - num_idle} GPUs: NCCL before 2.30 takes "
+            f"{vendor.title}: {max(usable)} MIG instances of one GPU: NCCL before 2.30 takes "
             "one rank per GPU ('Duplicate GPU detected'), later ones need NCCL_MULTI_RANK_GPU_ENABLE=1; "
             "instances do not reach each other's memory directly"
         )

@@ -155,5 +155,5 @@ def test_ports_inside_devices_are_facts_and_warnings() -> None:
         DevicePort(device=1, address=None, up=False),
     )
     said = " ".join(facts.warnings)
-    assert "RoCE ports in devices 1 are down" in said
-    assert "RoCE ports in devices 1 have no address" in said
+    assert "RoCE port inside device 1: link down" in said
+    assert "RoCE port inside device 1: no address" in said

@@ -12,10 +12,12 @@ from hetrun.model import (
     GIB,
     Device,
     DeviceLink,
+    DevicePort,
     Facts,
     HostFacts,
     HostSpec,
     Nic,
+    NicLink,
     Quantity,
     RdmaNic,
     Source,
@@ -111,3 +113,24 @@ def test_host_that_knows_itself_by_loopback_only_is_mentioned(
 ) -> None:
     lines = shown(capfd, host("a1", hostname="n1", names={"n1": ("127.0.1.1",)}), host("b1"))
     assert any(line.startswith("a1: own name is a loopback address") for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_word_of_the_table_breaks_on_any_screen(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    render.talk.cache_clear()
+    port = RdmaNic(device="mlx5_0", port=1, link_layer="InfiniBand", active=True, rate_gbps=400.0)
+    near = (
+        NicLink(nic="mlx5_0", device=0, kind="PIX"),
+        NicLink(nic="mlx5_0", device=1, kind="SYS"),
+    )
+    inside = (DevicePort(device=0, address="10.0.0.1", up=True), DevicePort(device=1, up=False))
+    full = host("a1", rdma=(port,) * 8, nic_links=near, device_ports=inside, peer_memory=("x",))
+    lines = shown(capfd, full, host("b1", vendor="biren", model="106M"))
+    words = " ".join(lines).split()
+    for word in ("Interpreter", "InfiniBand", "GPUDirect", "PIX/SYS,", "2.6.0", "cuda-12.4"):
+        assert word in words
+    assert "RoCE inside (1 of 2" in " ".join(lines)
+    assert all(len(line) <= width for line in lines)
