@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from math import ceil, floor, isfinite
 
 from hetrun.model.base import SCHEMA_VERSION, Noun, Source, need
 from hetrun.model.inventory import HostSpec, Link
@@ -106,6 +107,7 @@ class ReplicaPlan(Noun):
             self.num_microbatches >= 1,
             f"replica: num_microbatches {self.num_microbatches}, need at least 1",
         )
+        _check_order(self)
 
     @property
     def num_rows(self) -> int:
@@ -181,7 +183,6 @@ class Plan(Noun):
     recipe: Recipe
     hosts: tuple[HostSpec, ...]  # only those that run ranks, in order of their node rank
     links: tuple[Link, ...]
-    order: Order
     emulated: bool  # some rank drives an emulated device: the run's clock is modelled time
     split: Split
     even_split: Split | None  # the best split with equal layers and equal rows
@@ -203,15 +204,54 @@ class Plan(Noun):
             need(rank.rank == index, f"plan: rank {rank.rank} at place {index}")
         for number, replica in enumerate(self.split.replicas):
             layers = [(stage.first_layer, stage.num_layers) for stage in replica.stages]
-            end = 0
-            for first, count in layers:
-                need(
-                    first == end,
-                    f"plan: replica {number} has layers {layers}, need each placed once and in order",
-                )
-                end = first + count
-            total = self.recipe.model.num_layers
-            need(end == total, f"plan: replica {number} holds {end} layers, need {total}")
+            need(
+                layers == _held(replica, self.recipe.model.num_layers),
+                f"plan: replica {number} has layers {layers}, need each placed once and in order"
+                f" (the layer of a real cut on both sides; cuts {list(replica.cuts)}),"
+                f" {self.recipe.model.num_layers} in all",
+            )
+
+
+def _check_order(replica: ReplicaPlan) -> None:
+    """Refuse cuts and bounds that no order can run."""
+    stages, cuts = replica.stages, replica.cuts
+    need(
+        not cuts or len(cuts) == len(stages) - 1,
+        f"replica: {len(cuts)} cuts between {len(stages)} stages, need none or one between two each",
+    )
+    need(
+        all(isfinite(cut) and cut >= 0 for cut in cuts) and list(cuts) == sorted(cuts),
+        f"replica: cuts {list(cuts)}, need 0 or more, ascending",
+    )
+    splits = replica.order is Order.ZERO_BUBBLE
+    for stage in stages:
+        most_held = stage.window if stage.most_held is None else stage.most_held
+        need(
+            splits or stage.weights_s == stage.layer_weights_s == 0,
+            f"replica: order {replica.order.value} with weights_s, which only zero bubble has",
+        )
+        need(
+            0 <= stage.weights_s <= stage.backward_s,
+            f"replica: weights_s {stage.weights_s} of backward_s {stage.backward_s}",
+        )
+        need(
+            most_held >= stage.window,
+            f"replica: most_held {most_held}, need at least the window {stage.window}",
+        )
+
+
+def _held(replica: ReplicaPlan, num_layers: int) -> list[tuple[int, int]]:
+    """Return first layer and number of layers that each stage has to hold."""
+    if replica.cuts:
+        firsts = [0, *map(floor, replica.cuts)]
+        ends = [*map(ceil, replica.cuts), num_layers]
+        return [(first, end - first) for first, end in zip(firsts, ends, strict=True)]
+    held = []
+    first = 0
+    for stage in replica.stages[:-1]:
+        held.append((first, stage.num_layers))
+        first += stage.num_layers
+    return [*held, (first, num_layers - first)]
 
 
 def plan_sha(plan: Plan) -> str:

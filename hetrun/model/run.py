@@ -47,7 +47,7 @@ class StepEvent(Noun):
 class Span(Noun):
     """One action of a traced step; seconds from the start of that step on the run's clock."""
 
-    kind: str  # "F", "B", "sync", "optimizer"
+    kind: str  # "F", "B", "W", "sync", "optimizer"
     microbatch: int | None
     start_s: float
     end_s: float

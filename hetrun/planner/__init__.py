@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hetrun.efficiency import efficiency
-from hetrun.model import Baseline, Facts, HostSpec, Order, Plan, Profile, Recipe, Source, Split
+from hetrun.model import Baseline, Facts, HostSpec, Plan, Profile, Recipe, Source, Split
 from hetrun.planner.baselines import baselines
 from hetrun.planner.bound import gap_reason, lower_bound
 from hetrun.planner.check import check_split
@@ -52,7 +52,6 @@ def plan(
         recipe=recipe,
         hosts=_hosts(facts, split),
         links=profile.links,
-        order=Order.ONE_F_ONE_B,
         emulated=any(rank.emulated for rank in split.ranks),
         split=split,
         even_split=even,

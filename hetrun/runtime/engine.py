@@ -89,6 +89,8 @@ class PipelineEngine:
                     self._forward(action.microbatch, microbatch, timeline)
                 case ActionKind.BACKWARD:
                     self._backward(action.microbatch, timeline)
+                case ActionKind.WEIGHTS:
+                    raise ValueError("this engine does not put off the gradients of the weights")
         for sender in (self._neighbours.activations_out, self._neighbours.gradients_out):
             if sender is not None:
                 sender.finish()

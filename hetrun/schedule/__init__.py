@@ -4,6 +4,8 @@ Planner and worker share this package: the actions that a rank executes are the 
 """
 
 from hetrun.schedule.bounds import lower_bound_s, steady_cycle_s, upper_bound_s
+from hetrun.schedule.cuts import cut_at, even_boundaries, held_layers
+from hetrun.schedule.lanes import bounded_windows
 from hetrun.schedule.pipeline import (
     ActionKind,
     PipelineRun,
@@ -14,28 +16,47 @@ from hetrun.schedule.pipeline import (
     plain_window,
     simulate_pipeline,
 )
-from hetrun.schedule.step import StepRun, simulate_step, stage_times, step_cost
+from hetrun.schedule.replica import (
+    LaneRun,
+    ReplicaRun,
+    layers_of,
+    replica_ends,
+    simulate_replica,
+    work_of,
+)
+from hetrun.schedule.step import StepRun, lane_ranks, simulate_step, stage_times, step_cost
 from hetrun.schedule.sync import Bucket, all_reduce_s, find_link, gradient_buckets, link_between
 
 __all__ = [
     "ActionKind",
     "Bucket",
+    "LaneRun",
     "PipelineRun",
+    "ReplicaRun",
     "StageTimes",
     "StepRun",
     "TimedAction",
     "all_reduce_s",
+    "bounded_windows",
+    "cut_at",
     "effective_windows",
+    "even_boundaries",
     "find_link",
     "gradient_buckets",
+    "held_layers",
+    "lane_ranks",
+    "layers_of",
     "link_between",
     "lower_bound_s",
     "pipeline_ends",
     "plain_window",
+    "replica_ends",
     "simulate_pipeline",
+    "simulate_replica",
     "simulate_step",
     "stage_times",
     "steady_cycle_s",
     "step_cost",
     "upper_bound_s",
+    "work_of",
 ]

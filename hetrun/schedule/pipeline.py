@@ -19,7 +19,8 @@ class ActionKind(str, Enum):
     """What a stage does with one microbatch."""
 
     FORWARD = "F"
-    BACKWARD = "B"
+    BACKWARD = "B"  # where W is apart: the gradient of the input alone
+    WEIGHTS = "W"  # the gradient of the weights, where the order is zero bubble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class TimedAction:
-    """One forward or backward of one microbatch, in seconds from the start of the step."""
+    """One action on one microbatch, in seconds from the start of the step."""
 
     kind: ActionKind
     microbatch: int

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 from hetrun import arch
 from hetrun.model import Cost, Dtype, Link, ModelSpec, RankPlan, ReplicaPlan, Span, StagePlan
-from hetrun.schedule.pipeline import StageTimes, pipeline_ends, simulate_pipeline
+from hetrun.schedule.pipeline import StageTimes
+from hetrun.schedule.replica import layers_of, replica_ends, simulate_replica, work_of
 from hetrun.schedule.sync import all_reduce_s, gradient_buckets
 
-KnownEnds = dict[
-    tuple[tuple[float, ...], int], tuple[float, ...]
-]  # ends of pipelines played so far
+KnownEnds = dict[tuple[object, ...], tuple[tuple[float, ...], ...]]  # of replicas played so far
 SCALAR_BYTES = 24  # loss, token count and squared gradient norm, fp64 each
 
 
@@ -64,17 +63,20 @@ def simulate_step(
     peaks = [0] * len(ranks)
     ends: list[float] = []
     for replica in replicas:
-        run = simulate_pipeline([stage_times(s) for s in replica.stages], replica.num_microbatches)
+        run = simulate_replica(replica)
         ends.append(run.end_s)
-        for index, stage in enumerate(replica.stages):
-            spans = [
-                Span(kind=a.kind.value, microbatch=a.microbatch, start_s=a.start_s, end_s=a.end_s)
-                for a in run.actions[index]
-            ]
-            for rank in stage.ranks:
-                record.clocks[rank] = run.stage_end_s[index]
-                _spans(record, rank).extend(spans)
-                peaks[rank] = run.peak_activations[index]
+        for stage, lanes in zip(replica.stages, run.lanes, strict=True):
+            for members, lane in zip(lane_ranks(stage), lanes, strict=True):
+                spans = [
+                    Span(
+                        kind=a.kind.value, microbatch=a.microbatch, start_s=a.start_s, end_s=a.end_s
+                    )
+                    for a in lane.actions
+                ]
+                for rank in members:
+                    record.clocks[rank] = lane.end_s
+                    _spans(record, rank).extend(spans)
+                    peaks[rank] = lane.peak_activations
     synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
     step_s = _optimize(record, replicas)
     return StepRun(
@@ -98,25 +100,53 @@ def step_cost(
     known = {} if known is None else known
     ends: list[float] = []
     for replica in replicas:
-        stage_ends = _ends(replica.stages, replica.num_microbatches, known)
-        ends.append(max(stage_ends))
-        for stage, end_s in zip(replica.stages, stage_ends, strict=True):
-            for rank in stage.ranks:
-                record.clocks[rank] = end_s
+        stage_ends = known_ends(replica, known)
+        ends.append(max(map(max, stage_ends)))
+        for stage, lane_ends in zip(replica.stages, stage_ends, strict=True):
+            for members, end_s in zip(lane_ranks(stage), lane_ends, strict=True):
+                for rank in members:
+                    record.clocks[rank] = end_s
     synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
     step_s = _optimize(record, replicas)
     return _cost(replicas, ends, synced_s=synced_s, step_s=step_s, known=known)
 
 
-def _ends(
-    stages: Sequence[StagePlan | StageTimes], num_microbatches: int, known: KnownEnds
-) -> tuple[float, ...]:
-    """Return when the stages of a pipeline are done, played at most once."""
-    key = tuple(value for s in stages for value in (s.forward_s, s.backward_s, s.send_s, s.window))
-    if (key, num_microbatches) not in known:
-        times = [stage_times(stage) for stage in stages]
-        known[key, num_microbatches] = pipeline_ends(times, num_microbatches)
-    return known[key, num_microbatches]
+def lane_ranks(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each lane of a stage."""
+    tp = len(stage.ranks) // stage.lanes
+    return tuple(stage.ranks[place : place + tp] for place in range(0, len(stage.ranks), tp))
+
+
+def known_ends(replica: ReplicaPlan, known: KnownEnds) -> tuple[tuple[float, ...], ...]:
+    """Return when the lanes of a replica are done, played at most once."""
+    key = (replica.order, replica.cuts, replica.num_microbatches, *map(_figures, replica.stages))
+    if key not in known:
+        known[key] = replica_ends(replica)
+    return known[key]
+
+
+def _figures(stage: StagePlan) -> tuple[object, ...]:
+    """Return all that decides when a stage is done."""
+    return (
+        *(stage.forward_s, stage.backward_s, stage.weights_s, stage.send_s),
+        *(stage.layer_forward_s, stage.layer_backward_s, stage.layer_weights_s),
+        *(stage.first_layer, stage.num_layers, stage.window, stage.most_held, stage.lanes),
+    )
+
+
+def busy_s(replica: ReplicaPlan) -> float:
+    """Return the computing seconds of the busiest lane of a replica."""
+    busiest = 0.0
+    for index, stage in enumerate(replica.stages):
+        busy = [0.0] * stage.lanes
+        known: dict[int, float] = {}
+        for microbatch in range(replica.num_microbatches):
+            count = len(layers_of(replica, index, microbatch))
+            if count not in known:
+                known[count] = sum(work_of(stage, count))
+            busy[microbatch % stage.lanes] += known[count]
+        busiest = max(busiest, *busy)
+    return busiest
 
 
 def _spans(record: _Record, rank: int) -> list[Span]:
@@ -176,17 +206,18 @@ def _cost(
 ) -> Cost:
     """Split the step of the slowest replica into parts.
 
-    Compute is the busy time of its slowest stage; p2p is what the same pipeline would save with free links
+    Compute is the busy time of its busiest lane; p2p is what the same pipeline would save with free links
     (greedy orders can be a hair slower with faster links: then it is 0); bubble is the rest of its pipeline.
     """
     pipeline_s = max(ends)
     slowest = replicas[list(ends).index(pipeline_s)]
-    stages = tuple(stage_times(stage) for stage in slowest.stages)
-    compute_s = slowest.num_microbatches * max(s.forward_s + s.backward_s for s in stages)
+    compute_s = busy_s(slowest)
     p2p_s = 0.0
-    if any(stage.send_s > 0 for stage in stages[:-1]):
-        free = tuple(replace(stage, send_s=0.0) for stage in stages)
-        p2p_s = max(0.0, pipeline_s - max(_ends(free, slowest.num_microbatches, known)))
+    if any(stage.send_s > 0 for stage in slowest.stages[:-1]):
+        free = replace(
+            slowest, stages=tuple(replace(stage, send_s=0.0) for stage in slowest.stages)
+        )
+        p2p_s = max(0.0, pipeline_s - max(map(max, known_ends(free, known))))
     return Cost(
         step_s=step_s,
         compute_s=compute_s,

@@ -34,7 +34,8 @@ def gradient_buckets(
     With tied embeddings the matrix is the unit "embedding", held wherever embedding or head are, and "head"
     is the final norm alone. What a single rank holds needs no sync and is left out.
 
-    Of ranks that share the layers of a stage the first stands for all: each reduces its share with its peers, all
+    All lanes of a stage hold the same, and a layer at a real cut is held by the stages on both sides: their gradients
+    are parts of a sum, like those of replicas. Of ranks that share the layers the first stands for all: each reduces its share with its peers, all
     at once, and where stages differ in tp the largest share sets the pace.
     """
     known = {rank.rank for rank in split_ranks}
@@ -92,12 +93,13 @@ _Held = tuple[int, int, bool, bool, int]  # first layer, number of layers, embed
 
 
 def _holders(replicas: Sequence[ReplicaPlan]) -> dict[_Held, list[int]]:
-    """Return the first ranks of stages by what these hold: there are few different ones, however many replicas."""
+    """Return the first ranks of lanes by what these hold: there are few different ones, however many replicas."""
     holders: dict[_Held, list[int]] = {}
     for replica in replicas:
         for stage in replica.stages:
             parts = (stage.first_layer, stage.num_layers, stage.has_embedding, stage.has_head)
-            holders.setdefault((*parts, len(stage.ranks)), []).append(stage.ranks[0])
+            tp = len(stage.ranks) // stage.lanes
+            holders.setdefault((*parts, tp), []).extend(stage.ranks[::tp])
     return holders
 
 

@@ -22,7 +22,6 @@ from hetrun.model import (
     Link,
     LinkKind,
     ModelSpec,
-    Order,
     Plan,
     RankPlan,
     Recipe,
@@ -189,7 +188,6 @@ def make_plan(
             for host in hosts
         ),
         links=LINKS,
-        order=Order.ONE_F_ONE_B,
         emulated=emulated,
         split=split,
         even_split=even,
