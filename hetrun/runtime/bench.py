@@ -9,22 +9,20 @@ somewhere: one product and one layer show whether they are as fast as their equa
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hetrun.errors import ConfigError, HetrunError, JobError
+from hetrun.errors import ConfigError, JobError
 from hetrun.model import Dtype, EmulatedChip, ModelSpec, Quantity, RowTiming, Source
 from hetrun.runtime.job import decode, read_json
-from hetrun.runtime.process import die_with_parent
+from hetrun.runtime.process import measuring
 from hetrun.schedule.modelled import OPTIMIZER_FLOPS_PER_PARAMETER, modelled_timings
-
-log = logging.getLogger(__name__)
 
 DEVICE_TIMEOUT_S = 280.0
 
@@ -91,22 +89,17 @@ class CheckResult:
 
 def main() -> int:
     """Measure all devices of the request, or the one whose index is the second argument; return the exit code."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
-    die_with_parent()
-    try:
-        match sys.argv[1:]:
-            case [folder]:
-                _bench_all(Path(folder))
-            case [folder, index] if index.isdecimal():
-                _bench_one(Path(folder), int(index))
-            case arguments:
-                raise ConfigError(f"got arguments {arguments}, need the job directory")
-    except HetrunError as error:
-        log.error("error: %s", error)  # noqa: TRY400 - the message says all
-        if error.hint:
-            log.error("hint: %s", error.hint)  # noqa: TRY400
-        return 1
-    return 0
+    return measuring(_run)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    match arguments:
+        case [folder]:
+            _bench_all(Path(folder))
+        case [folder, index] if index.isdecimal():
+            _bench_one(Path(folder), int(index))
+        case _:
+            raise ConfigError(f"got arguments {list(arguments)}, need the job directory")
 
 
 def read_request(job_dir: Path) -> BenchRequest:

@@ -12,33 +12,25 @@ longer than the budget.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
-import logging
-import secrets
 import socket
 import statistics
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-from hetrun.errors import ConfigError, HetrunError, JobError, PreflightError
+from hetrun.errors import ConfigError, JobError
+from hetrun.runtime.handshake import Appointment, await_client, find_server, receive
 from hetrun.runtime.job import decode, read_json
-from hetrun.runtime.process import die_with_parent
-
-log = logging.getLogger(__name__)
+from hetrun.runtime.process import measuring
 
 _HEADER = struct.Struct("!BQ")  # what to do, how many bytes
-_NONCE_BYTES = 32
-_HANDSHAKE_S = 3.0  # a stranger may hold the server up for so long
-_RETRY_S = 0.1
 _CHUNK_BYTES = 1 << 20
 _LONGEST_MESSAGE_S = 1.5
 _MIN_SIZES = 5
@@ -81,10 +73,18 @@ class LinkRequest:
     def __post_init__(self) -> None:
         if not self.sizes or not all(1 <= size <= _MAX_BYTES for size in self.sizes):
             raise ValueError(f"sizes {list(self.sizes)[:5]}, need 1 to {_MAX_BYTES}")
-        if not all(1024 <= port < 65536 for port in self.ports):
-            raise ValueError(f"ports {list(self.ports)[:5]}, need 1024 to 65535")
-        if len(bytes.fromhex(self.token)) < _NONCE_BYTES:
-            raise ValueError(f"token is too short, need {_NONCE_BYTES} bytes")
+        _ = self.appointment  # valid as well
+
+    @property
+    def appointment(self) -> Appointment:
+        """How the two ends find each other."""
+        return Appointment(
+            server_addr=self.server_addr,
+            client_addr=self.client_addr,
+            ports=self.ports,
+            token=self.token,
+            connect_s=self.connect_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,20 +106,17 @@ class LinkResult:
 
 def main() -> int:
     """Play one end, or both; return the exit code."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
-    die_with_parent()
-    try:
-        match sys.argv[1:]:
-            case [folder]:
-                _run(Path(folder))
-            case [folder, "server"]:
-                serve(_request(Path(folder)))
-            case arguments:
-                raise ConfigError(f"got arguments {arguments}, need the job directory")
-    except HetrunError as error:
-        log.error("error: %s", error)  # noqa: TRY400 - the message says all
-        return 1
-    return 0
+    return measuring(_main)
+
+
+def _main(arguments: Sequence[str]) -> None:
+    match arguments:
+        case [folder]:
+            _run(Path(folder))
+        case [folder, "server"]:
+            serve(_request(Path(folder)))
+        case _:
+            raise ConfigError(f"got arguments {list(arguments)}, need the job directory")
 
 
 def _request(folder: Path) -> LinkRequest:
@@ -159,42 +156,8 @@ def serve(request: LinkRequest) -> None:
         PreflightError: the address is not one of this host, or all ports are taken.
         JobError: no client in time, or it broke off.
     """
-    deadline_s = time.monotonic() + request.connect_s
-    with _listen(request) as listener:
-        while True:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise JobError(
-                    f"no client came to {request.server_addr} within {request.connect_s:g} s"
-                )
-            listener.settimeout(left_s)
-            try:
-                stream, _ = listener.accept()
-            except TimeoutError:
-                continue
-            with stream:
-                if _greet(stream, request.token, mine=b"server", theirs=b"client"):
-                    _answer(stream, request)
-                    return
-                log.warning("a stranger called; not measured")
-
-
-def _listen(request: LinkRequest) -> socket.socket:
-    for port in request.ports:
-        listener = socket.socket(_family(request.server_addr), socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((request.server_addr, port))
-            listener.listen(4)
-        except OSError as error:
-            listener.close()
-            if isinstance(error, PermissionError) or "in use" not in str(error):
-                raise PreflightError(
-                    f"cannot listen on {request.server_addr}: {error.strerror}"
-                ) from error
-            continue
-        return listener
-    raise PreflightError(f"ports {list(request.ports)} of {request.server_addr} are all taken")
+    with await_client(request.appointment) as stream:
+        _answer(stream, request)
 
 
 def _answer(stream: socket.socket, request: LinkRequest) -> None:
@@ -204,7 +167,7 @@ def _answer(stream: socket.socket, request: LinkRequest) -> None:
     chunk = memoryview(bytes(_CHUNK_BYTES))
     try:
         while True:
-            what, size = _HEADER.unpack(_receive(stream, _HEADER.size))
+            what, size = _HEADER.unpack(receive(stream, _HEADER.size))
             if what == Do.END:
                 return
             if size > _MAX_BYTES:
@@ -228,7 +191,7 @@ def measure(request: LinkRequest) -> LinkResult:
         JobError: no server that holds the token in time, or it broke off.
     """
     started_s = time.monotonic()
-    stream = _find_server(request)
+    stream = find_server(request.appointment)
     try:
         with stream:
             _tune(stream)
@@ -240,40 +203,13 @@ def measure(request: LinkRequest) -> LinkResult:
     return result
 
 
-def _find_server(request: LinkRequest) -> socket.socket:
-    """Try the ports in turn until the one behind it proves that it holds the token."""
-    deadline_s = time.monotonic() + request.connect_s
-    last = "nobody answered"
-    while time.monotonic() < deadline_s:
-        for port in request.ports:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                break
-            stream = socket.socket(_family(request.server_addr), socket.SOCK_STREAM)
-            try:
-                stream.settimeout(min(left_s, _HANDSHAKE_S))
-                stream.bind((request.client_addr, 0))
-                stream.connect((request.server_addr, port))
-                if _greet(stream, request.token, mine=b"client", theirs=b"server"):
-                    return stream
-                last = f"port {port} belongs to somebody else"
-            except OSError as error:
-                last = error.strerror or str(error)
-            stream.close()
-        time.sleep(_RETRY_S)
-    raise JobError(
-        f"from {request.client_addr}, no way to {request.server_addr} within"
-        f" {request.connect_s:g} s: {last}"
-    )
-
-
 def _time_all(stream: socket.socket, request: LinkRequest, started_s: float) -> LinkResult:
     buffer, chunk = bytearray(_CHUNK_BYTES), memoryview(bytes(_CHUNK_BYTES))
 
     def give(size: int) -> None:
         stream.sendall(_HEADER.pack(Do.TAKE, size))
         _send(stream, size, chunk)
-        _receive(stream, 1)
+        receive(stream, 1)
 
     def take(size: int) -> None:
         stream.sendall(_HEADER.pack(Do.GIVE, size))
@@ -331,33 +267,8 @@ def _median_s(action: Callable[[], None], request: LinkRequest) -> float:
 # --- both -------------------------------------------------------------------------------------------------
 
 
-def _greet(stream: socket.socket, token: str, *, mine: bytes, theirs: bytes) -> bool:
-    """Prove that we hold the token and see that the other does: each signs both nonces with its own name."""
-    stream.settimeout(_HANDSHAKE_S)
-    own = secrets.token_bytes(_NONCE_BYTES)
-    try:
-        stream.sendall(own)
-        other = _receive(stream, _NONCE_BYTES)
-        nonces = {mine: own, theirs: other}
-        both = nonces[b"client"] + nonces[b"server"]
-        stream.sendall(_sign(token, mine + both))
-        return hmac.compare_digest(
-            _receive(stream, hashlib.sha256().digest_size), _sign(token, theirs + both)
-        )
-    except OSError:
-        return False
-
-
-def _sign(token: str, text: bytes) -> bytes:
-    return hmac.new(bytes.fromhex(token), text, hashlib.sha256).digest()
-
-
 def _tune(stream: socket.socket) -> None:
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _family(addr: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in addr else socket.AF_INET
 
 
 def _send(stream: socket.socket, size: int, chunk: memoryview) -> None:
@@ -376,16 +287,6 @@ def _drain(stream: socket.socket, size: int, buffer: bytearray) -> None:
         if not got:
             raise ConnectionResetError("closed in the middle of a message")
         left -= got
-
-
-def _receive(stream: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = stream.recv(size - len(data))
-        if not part:
-            raise ConnectionResetError("closed in the middle of a message")
-        data += part
-    return bytes(data)
 
 
 if __name__ == "__main__":

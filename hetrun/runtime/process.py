@@ -1,6 +1,6 @@
 """What a worker process owes its host: it ends with its parent, and its end leaves no thread behind.
 
-What runs in between is left to `worker.py` and `bench.py`.
+What runs in between is left to `worker.py` and to what profile starts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from typing import NoReturn
+
+from hetrun.errors import HetrunError
 
 log = logging.getLogger(__name__)
 
@@ -37,3 +40,17 @@ def leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
+
+
+def measuring(run: Callable[[Sequence[str]], None]) -> int:
+    """Call `run` with the arguments of a process that profile started; return its exit code, the error told."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    die_with_parent()
+    try:
+        run(sys.argv[1:])
+    except HetrunError as error:
+        log.error("error: %s", error)  # noqa: TRY400 - the message says all
+        if error.hint:
+            log.error("hint: %s", error.hint)  # noqa: TRY400
+        return 1
+    return 0

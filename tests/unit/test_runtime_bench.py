@@ -14,7 +14,7 @@ import torch
 from hetrun.arch import layer_forward_flops
 from hetrun.errors import ConfigError, JobError, PreflightError
 from hetrun.model import Dtype, EmulatedChip, ModelSpec, Source
-from hetrun.runtime import bench, measure
+from hetrun.runtime import bench, measure, process
 from hetrun.runtime.bench import BenchDevice, BenchRequest, modelled, read_request
 from hetrun.schedule.shares import check_tp
 
@@ -217,7 +217,7 @@ def test_threads_are_those_of_the_request(monkeypatch: pytest.MonkeyPatch) -> No
 def test_wrong_arguments_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bench, "die_with_parent", lambda: None)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
     monkeypatch.setattr("sys.argv", ["bench"])
     assert bench.main() == 1
     assert "need the job directory" in caplog.text
