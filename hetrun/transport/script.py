@@ -1,7 +1,14 @@
-"""One shell script on one host, its output kept apart. Which hosts, and how many at once, is left to `fanout.py`."""
+"""One shell script on one host, its output kept apart. Which hosts, and how many at once, is left to `fanout.py`.
+
+The host itself ends a script: when the channel closes (controller killed, Ctrl-C, deadline here) and at a deadline of
+its own (link cut without a word). All that the script started goes with it, also when the script ends well.
+"""
 
 from __future__ import annotations
 
+import math
+import secrets
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -11,15 +18,56 @@ from hetrun.transport import Channel, CommandResult, Transport
 
 MAX_BYTES = 16 << 20
 _SLICE_S = 0.25
+_LATER_S = 2  # so much after our deadline the host ends a script that we could not end
+
+# Around each script, for any POSIX sh; needs grep, sleep and /proc. The script's processes are known by a mark in
+# their environment, which follows them into other groups and sessions; this shell and its two watchers have none.
+# What they cannot see: a process that cleared its environment in a session of its own; what cannot be ended: one
+# that became another user's (sudo), or hangs in a driver (it is left after 50 tries).
+# The script comes through a pipe, not as an argument: no process list may show it.
+_WATCHDOG = r"""
+exec 3<&0 4>&2 2>/dev/null
+sweep() {
+  try=0
+  while [ $try -lt 50 ]; do
+    found=$(grep -lsF "HETRUN_SCRIPT=$mark" /proc/[0-9]*/environ)
+    if [ -z "$found" ]; then break; fi
+    case $try in 0) how=TERM ;; [1-5]) how=0 ;; *) how=KILL ;; esac
+    for file in $found; do file=${file%/environ}; kill -$how "${file##*/}"; done
+    if [ $try -gt 0 ]; then sleep 0.1 || sleep 1; fi
+    try=$((try + 1))
+  done
+  kill -KILL -$script
+}
+finish() {
+  trap '' HUP INT TERM
+  kill -KILL $watchers
+  sweep
+  exit "$1"
+}
+own=
+if setsid true; then own=setsid; fi
+printf '{
+%s
+} </dev/null
+' "$text" | HETRUN_SCRIPT=$mark $own /bin/sh 2>&4 3<&- 4>&- &
+script=$!
+(trap : HUP INT TERM; read -r word <&3; sweep) >/dev/null 4>&- &
+watchers=$!
+(trap : HUP INT TERM; HETRUN_SCRIPT=$mark sleep "$limit_s"; sweep) </dev/null >/dev/null 3<&- 4>&- &
+watchers="$watchers $!"
+trap 'finish 143' HUP INT TERM
+wait $script
+finish $?
+"""
 
 
 def run_script(
     transport: Transport, script: str, *, timeout_s: float, max_bytes: int = MAX_BYTES
 ) -> CommandResult:
-    """Run a script with /bin/sh on the host and return all it printed.
+    """Run a script with /bin/sh on the host and return all it printed; nothing that it started outlives it.
 
-    The shell reads the whole script before it runs any of it, so that a command in it that reads
-    its input meets the end of the input, not the rest of the script.
+    The shell reads the whole script before it runs any of it, and its commands meet the end of their input.
 
     Raises:
         HostError: unreachable, not finished in time, or more output than `max_bytes`.
@@ -30,8 +78,7 @@ def run_script(
     channel = transport.open_shell()
     try:
         try:
-            channel.write(b"{\n" + script.encode() + b"\n}\n")
-            channel.close_stdin()
+            channel.write(_guarded(script, timeout_s))
         except OSError as error:
             raise LostContactError(f"the shell went away: {error}", host=host) from error
         deadline_s = time.monotonic() + timeout_s
@@ -48,6 +95,17 @@ def run_script(
     if rc is None:
         raise LostContactError("output ended but no exit code came", host=host)
     return CommandResult(rc=rc, stdout=stdout, stderr=stderr, seconds=time.monotonic() - started_s)
+
+
+def _guarded(script: str, timeout_s: float) -> bytes:
+    """Return what /bin/sh gets on stdin, which stays open: its end means that nobody listens any more."""
+    values = {
+        "mark": secrets.token_hex(16),
+        "limit_s": str(math.ceil(timeout_s) + _LATER_S),
+        "text": script,
+    }
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    return "\n".join(["{", *lines, _WATCHDOG, "}", ""]).encode()
 
 
 def _drain(channel: Channel, deadline_s: float, max_bytes: int, host: str) -> tuple[bytes, bytes]:
