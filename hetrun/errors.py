@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     INTERNAL = 9
     SOME_UNREACHABLE = 10
     INTERRUPTED = 130
+    READER_GONE = 141  # what a shell shows of a program that SIGPIPE ended
     TERMINATED = 143
 
 
@@ -78,6 +79,12 @@ class HangError(HetrunError):
     """No progress within the stated time."""
 
     exit_code = ExitCode.HANG
+
+
+class StoppedError(HetrunError):
+    """The user pressed Ctrl-C; the message says what was stopped."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 class StorageError(HetrunError):

@@ -19,7 +19,7 @@ from hetrun.cli import plan as plan_command
 from hetrun.cli import render, streams
 from hetrun.cli.options import Json
 from hetrun.cli.profile import profile as profile_command
-from hetrun.errors import ConfigError, ExitCode, HetrunError
+from hetrun.errors import ConfigError, ExitCode, HetrunError, StoppedError
 from hetrun.model import Facts, Plan
 
 app = typer.Typer(
@@ -150,13 +150,14 @@ def main() -> NoReturn:
     except HetrunError as error:
         render.show_error(error)
         sys.exit(int(error.exit_code))
-    except KeyboardInterrupt:
-        render.show_error(HetrunError("interrupted"))
-        sys.exit(int(ExitCode.INTERRUPTED))
-    except BrokenPipeError:
-        # The reader of our stdout (head, less) is gone: nothing left to say, and nowhere to say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(int(ExitCode.DONE))
+    except SystemExit as leave:
+        # typer turns both into exit codes by itself, and says nothing.
+        causes = streams.causes(leave)
+        if any(isinstance(cause, BrokenPipeError) for cause in causes):
+            streams.leave_quietly()
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+            render.show_error(StoppedError("interrupted; nothing was written"))
+        raise
     except Exception as error:
         if os.environ.get("HETRUN_DEBUG"):
             raise

@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.text import Text
 
 from hetrun.cli.tables import cell
-from hetrun.model import ErrorEvent, Event, HostFacts, Plan, StartEvent, StepEvent
+from hetrun.errors import StoppedError
+from hetrun.model import ErrorEvent, EvaluationEvent, Event, HostFacts, Plan, StartEvent, StepEvent
 from hetrun.report.words import count, format_loss, format_percent, format_rate, format_seconds
 
 PLAIN_EVERY_S = 5.0
@@ -84,6 +85,19 @@ class HostProgress(LiveLine):
         """Such as "probe 3/8 hosts  a3: 4 devices"."""
         return cell(f"{self._count()} {self.what}  {self._last}")
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, KeyboardInterrupt):  # by now all channels are closed
+            raise StoppedError(
+                f"{self.name} interrupted at {len(self._done)} of {self.num_hosts} {self.what}: "
+                "hosts end what it ran there, nothing stays running, and no result was written"
+            ) from error
+
     def _count(self) -> str:
         return f"{self.name} {len(self._done)}/{self.num_hosts}"
 
@@ -103,6 +117,7 @@ class LaunchView(LiveLine):
         self._first_step = 0
         self._seen_s = clock()  # when the last step was seen
         self._last: StepEvent | None = None
+        self._evaluated = -1  # last step that a held-out loss was said for
         self._up: set[int] = set()
         self._status = ""
         self._lock = threading.Lock()
@@ -125,6 +140,9 @@ class LaunchView(LiveLine):
                 self.say(cell(f"{where} raised {event.kind}: {event.message}", "red"))
             elif isinstance(event, StepEvent) and self._is_news(event):
                 self._on_step(event)
+            elif isinstance(event, EvaluationEvent) and event.step > self._evaluated:
+                self._evaluated = event.step
+                self.say(cell(f"held-out loss {format_loss(event.loss)} after step {event.step + 1}"))
 
     def on_line(self, host: str, rank: int | None, line: str) -> None:
         """A rank wrote a line of its own."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO, cast
+from typing import NoReturn, TextIO, cast
 
-from hetrun.errors import StorageError
+from hetrun.errors import ExitCode, StorageError
 
 
 class Talk:
@@ -89,6 +89,27 @@ def fill_standard_descriptors() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """Return what an exception was raised from, and while handling what, innermost last."""
+    found: list[BaseException] = []
+    above = error.__cause__ or error.__context__
+    while above is not None and above not in found:
+        found.append(above)
+        above = above.__cause__ or above.__context__
+    return found
+
+
+def leave_quietly() -> NoReturn:
+    """End as a program that SIGPIPE ended: the reader of stdout (head, less) is gone, nobody is left to tell."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                _silence(stream)
+    os._exit(int(ExitCode.READER_GONE))
 
 
 def _silence(stream: TextIO) -> None:

@@ -54,7 +54,7 @@ printf '{
 script=$!
 (trap : HUP INT TERM; read -r word <&3; sweep) >/dev/null 4>&- &
 watchers=$!
-(trap : HUP INT TERM; HETRUN_SCRIPT=$mark sleep "$limit_s"; sweep) </dev/null >/dev/null 3<&- 4>&- &
+(trap : HUP INT TERM; HETRUN_SCRIPT=$mark /bin/sh -c "sleep $limit_s"; sweep) </dev/null >/dev/null 3<&- 4>&- &
 watchers="$watchers $!"
 trap 'finish 143' HUP INT TERM
 wait $script
