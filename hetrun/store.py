@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
+
+from pydantic_core import to_json
 
 from hetrun.errors import ConfigError, StorageError
 from hetrun.model import (
@@ -29,6 +31,7 @@ from hetrun.strictyaml import BadKeysError, config_error, read_text, to_noun
 T = TypeVar("T", bound=Noun)
 
 MAX_BYTES = 1 << 30
+_NO_NUMBER = re.compile(rb"(?:NaN|Infinity),?$", re.MULTILINE)  # text would end in a quote
 _WRITERS: dict[type[Noun], str] = {
     Facts: "hetrun probe",
     Profile: "hetrun profile",
@@ -61,9 +64,15 @@ def load(kind: type[T], path: Path) -> T:
 
 
 def dumps(noun: Noun) -> str:
-    """Return a model object as the JSON text that `save` writes."""
-    data: Any = asdict(noun)  # type: ignore[call-overload]
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """Return a model object as the JSON text that `save` writes.
+
+    Raises:
+        ValueError: a number is infinite or none; no file of ours can hold that.
+    """
+    data = to_json(noun, indent=1, inf_nan_mode="constants")
+    if _NO_NUMBER.search(data):
+        raise ValueError("infinite numbers and NaN are not JSON compliant")
+    return data.decode() + "\n"
 
 
 def save(noun: Noun, path: Path) -> None:

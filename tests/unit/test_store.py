@@ -69,6 +69,14 @@ def test_enums_are_values_and_keys_keep_their_order() -> None:
 def test_infinite_numbers_are_not_written() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         store.dumps(Quantity(value=float("inf"), source=Source.ASSUMED))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.dumps(Quantity(value=float("nan"), source=Source.ASSUMED))
+
+
+def test_words_that_look_like_no_number_are_text(tmp_path: Path) -> None:
+    odd = Facts(created="NaN", inventory='a "b": -Infinity', hosts=(), links=())
+    store.save(odd, tmp_path / "facts.json")
+    assert store.load(Facts, tmp_path / "facts.json") == odd
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
