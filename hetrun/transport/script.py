@@ -30,7 +30,7 @@ exec 3<&0 4>&2 2>/dev/null
 sweep() {
   try=0
   while [ $try -lt 50 ]; do
-    found=$(grep -lsF "HETRUN_SCRIPT=$mark" /proc/[0-9]*/environ)
+    found=$(grep -lszF "HETRUN_SCRIPT=$mark" /proc/[0-9]*/environ)
     if [ -z "$found" ]; then break; fi
     case $try in 0) how=TERM ;; [1-5]) how=0 ;; *) how=KILL ;; esac
     for file in $found; do file=${file%/environ}; kill -$how "${file##*/}"; done
