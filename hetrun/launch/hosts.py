@@ -89,6 +89,7 @@ class Hosts:
             data_addr=address.addr,
             data_name=address.name,
             nic=address.nic,
+            readable=self._plan.recipe.data.path,
             user_namespace=all(rank.torch_device == "cpu" for rank in ranks),
         )
 

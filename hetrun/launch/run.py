@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -52,6 +53,7 @@ class Run:
         self._started = datetime.now(timezone.utc)
         self._started_s = time.monotonic()
         self._monitor = Monitor(plan, run_dir, observer)
+        self._has_outcome = False
 
     def run(self, hidden: Mapping[str, str]) -> RunOutcome:
         """Do all of it; launch.json is there afterwards, whatever happened.
@@ -59,6 +61,13 @@ class Run:
         Raises:
             HetrunError: the run did not get to start, or its folder cannot be written.
         """
+        try:
+            return self._run(hidden)
+        finally:
+            if not self._has_outcome:
+                self._note_bug(sys.exc_info()[1])
+
+    def _run(self, hidden: Mapping[str, str]) -> RunOutcome:
         hosts = Hosts(self._plan, tick=self._signals.raise_if_any)
         supervisor = None
         try:
@@ -194,8 +203,17 @@ class Run:
             not_clean=not_clean,
         )
 
+    def _note_bug(self, error: BaseException | None) -> None:
+        """Leave an outcome though hetrun itself failed; the error goes on to the caller."""
+        if isinstance(error, HetrunError):  # the folder cannot be written, which was tried
+            return
+        self._monitor.warn(f"a bug in hetrun ended this run: {type(error).__name__}: {error}")
+        with suppress(StorageError):
+            self._finish(self._blank(ExitCode.INTERNAL, "failed", (), ()))
+
     def _finish(self, outcome: RunOutcome) -> RunOutcome:
         self._run_dir.finish(outcome)
+        self._has_outcome = True
         return outcome
 
 

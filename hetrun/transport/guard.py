@@ -27,6 +27,7 @@ from hetrun.transport.guard_host import (
     free_port,
     has_bundle,
     keep_bundle,
+    need_readable,
     new_job_folder,
     open_base,
 )
@@ -163,6 +164,8 @@ class Guard:
         self._env = environ
         self._modes = modes(os.geteuid(), meta["user_namespace"])
         torch = find_torch(environ, self._folder) if meta["need_torch"] else None
+        if meta["readable"]:
+            need_readable(meta["readable"])
         addr, nic = None, None
         if meta["data_addr"] or meta["nic"]:
             addr, nic = data_address(meta["data_addr"], meta["nic"], meta["data_name"])

@@ -162,6 +162,22 @@ def keep_bundle(base: Path, sha256: str, data: bytes) -> None:
         raise HostFaultError(f"{path} does not read back as it was sent", "is the disk healthy?")
 
 
+def need_readable(path: str) -> None:
+    """Open a file that the job will read.
+
+    Raises:
+        HostFaultError: it is not there, is no file, or is not for this user.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise HostFaultError(
+            f"cannot read {path}: {error.strerror}",
+            "every host needs this file, at this path: copy it there or put it on a shared folder",
+        ) from error
+
+
 def addresses() -> list[tuple[str, str]]:
     """(interface, address) of all that are up on this host, IPv4 first."""
     found = []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetrun.errors import HangError, JobError, PreflightError
 from hetrun.launch import launch
-from hetrun.model import Connection, HostSpec
+from hetrun.launch.monitor import Monitor
+from hetrun.model import Connection, DataKind, DataSpec, HostSpec, RunOutcome
+from hetrun.store import load
 from hetrun.transport.bundle import build_bundle
 from hetrun.transport.connect import open_transport
 from hetrun.transport.jobs import run_module
@@ -123,4 +126,33 @@ def test_a_launch_on_this_machine_alone_needs_no_address(
     assert (outcome.status, outcome.exit_code) == ("done", 0)
     assert [event.event for event in recorder.events].count("step") == 10
     assert any("127.0.0.1 on lo" in text for _, text in recorder.status)
+    assert descendants(os.getpid()).keys() <= before
+
+
+def test_a_text_that_a_host_lacks_stops_the_launch_before_any_rank(
+    spec: HostSpec, tmp_path: Path
+) -> None:
+    plan = make_plan([(spec, 2)], env=fake_env(tmp_path / "meet"))
+    data = DataSpec(seq_len=16, kind=DataKind.TEXT, path=str(tmp_path / "absent.txt"))
+    plan = replace(plan, recipe=replace(plan.recipe, data=data))
+    recorder = Recorder()
+    with pytest.raises(PreflightError, match=r"me: cannot read .*absent\.txt: No such file"):
+        launch(plan, run_root=tmp_path / "runs", observer=recorder, environ=os.environ, code=FAKE)
+    assert recorder.events == []
+
+
+def test_a_bug_of_ours_still_leaves_an_outcome(
+    spec: HostSpec, before: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(Monitor, "on_clock", broken)
+    plan = make_plan([(spec, 1)], env=fake_env(tmp_path / "meet"))
+    with pytest.raises(RuntimeError, match="no such thing"):
+        launch(plan, run_root=tmp_path / "runs", observer=Recorder(), environ=os.environ, code=FAKE)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    outcome = load(RunOutcome, run_dir / "launch.json")
+    assert (outcome.status, outcome.exit_code) == ("failed", 9)
+    assert outcome.warnings == ("a bug in hetrun ended this run: RuntimeError: no such thing",)
     assert descendants(os.getpid()).keys() <= before

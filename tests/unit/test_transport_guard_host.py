@@ -17,6 +17,7 @@ from hetrun.transport.guard_host import (
     free_port,
     has_bundle,
     keep_bundle,
+    need_readable,
     new_job_folder,
     open_base,
 )
@@ -147,3 +148,12 @@ def test_a_taken_port_is_passed_over() -> None:
 def test_real_addresses_include_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert ("lo", "127.0.0.1") in guard_host.addresses()
+
+
+def test_a_file_that_the_job_will_read_is_opened_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("words")
+    need_readable(str(tmp_path / "text"))
+    with pytest.raises(HostFaultError, match=r"cannot read .*/none: No such file"):
+        need_readable(str(tmp_path / "none"))
+    with pytest.raises(HostFaultError, match="Is a directory"):
+        need_readable(str(tmp_path))
