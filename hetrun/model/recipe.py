@@ -16,6 +16,16 @@ class DataKind(str, Enum):
 
     STDLIB_SOURCE = "stdlib_source"  # the Python sources that every interpreter carries
     TEXT = "text"  # a file, or every .txt below a folder, on every host
+    JSONL = "jsonl"  # a file, or every .jsonl below a folder: one JSON object per line
+    TOKENS = "tokens"  # one file of token ids
+    MEGATRON = "megatron"  # PATH.bin and PATH.idx
+
+
+class TokenDtype(str, Enum):
+    """Number format of a token file that does not say it itself; little-endian."""
+
+    UINT16 = "uint16"
+    UINT32 = "uint32"
 
 
 class Dtype(str, Enum):
@@ -102,21 +112,63 @@ class ModelSpec(Noun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec(Noun):
-    """Rows of `seq_len` tokens, cut from one stream of byte tokens."""
+    """Rows of `seq_len` tokens, cut from one stream: all documents in order, joined. Paths are those on every host."""
 
     seq_len: int
     kind: DataKind = DataKind.STDLIB_SOURCE
-    path: str | None = None  # for kind text
+    path: str | None = None  # for every kind but stdlib_source
+    field: str | None = None  # kind jsonl: which field of each object is the text
+    tokenizer: str | None = None  # tokenizer.json or a sentencepiece .model; bytes when None
+    end_token: str | None = None  # after each document; None: the .model's own
+    token_dtype: TokenDtype | None = None  # kind tokens: of a file without a header
+    held_out_rows: int = 0  # the last rows of the stream, which are never trained on
 
     def __post_init__(self) -> None:
+        kind = self.kind
         need(self.seq_len >= 2, f"data: seq_len {self.seq_len}, need at least 2")
         need(
-            (self.path is not None) == (self.kind is DataKind.TEXT),
-            f"data: path {self.path!r} with kind {self.kind.value}; kind text needs a path, others take none",
+            (self.path is None) == (kind is DataKind.STDLIB_SOURCE),
+            f"data: path {self.path!r} with kind {kind.value}; kind stdlib_source takes none, others need one",
         )
         need(
             self.path is None or self.path.startswith("/"),
             f"data: path {self.path!r}, need an absolute path: it is looked up on every host",
+        )
+        need(
+            (self.field is None) == (kind is not DataKind.JSONL),
+            f"data: field {self.field!r} with kind {kind.value}; kind jsonl needs the field of the text, others take none",
+        )
+        need(
+            self.token_dtype is None or kind is DataKind.TOKENS,
+            f"data: token_dtype with kind {kind.value}; only kind tokens takes it",
+        )
+        need(self.held_out_rows >= 0, f"data: held_out_rows {self.held_out_rows}, need 0 or more")
+        self._check_tokenizer()
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether tokens are the bytes of a text."""
+        return self.tokenizer is None and self.kind not in (DataKind.TOKENS, DataKind.MEGATRON)
+
+    def _check_tokenizer(self) -> None:
+        need(
+            self.tokenizer is None or self.kind in (DataKind.TEXT, DataKind.JSONL),
+            f"data: tokenizer with kind {self.kind.value}; kinds text and jsonl take one",
+        )
+        need(
+            self.tokenizer is None
+            or (self.tokenizer.startswith("/") and self.tokenizer.endswith((".json", ".model"))),
+            f"data: tokenizer {self.tokenizer!r}, need the absolute path of a tokenizer.json or a .model",
+        )
+        need(
+            self.end_token is None or self.tokenizer is not None,
+            f"data: end_token {self.end_token!r} without a tokenizer; documents of bytes end with the last id",
+        )
+        need(
+            self.end_token is not None
+            or self.tokenizer is None
+            or not self.tokenizer.endswith(".json"),
+            "data: end_token is missing: a tokenizer.json does not say which token ends a document",
         )
 
 
@@ -136,6 +188,7 @@ class TrainSpec(Noun):
     clip_norm: float | None = 1.0
     seed: int = 0
     dtype: Dtype = Dtype.FP32
+    eval_every: int | None = None  # steps between losses of the held-out rows; None: never
 
     def __post_init__(self) -> None:
         need(1 <= self.steps <= MAX_STEPS, f"train: steps {self.steps}, need 1 to {MAX_STEPS}")
@@ -161,6 +214,17 @@ class TrainSpec(Noun):
             self.clip_norm is None or self.clip_norm > 0,
             f"train: clip_norm {self.clip_norm}, need more than 0",
         )
+        need(
+            self.eval_every is None or self.eval_every >= 1,
+            f"train: eval_every {self.eval_every}, need at least 1",
+        )
+
+
+class Order(str, Enum):
+    """Order of forwards and backwards on the stages of a pipeline."""
+
+    ONE_F_ONE_B = "1f1b"
+    ZERO_BUBBLE = "zero-bubble"  # the backward of the weights waits for a gap, up to a bound
 
 
 class Role(str, Enum):
@@ -179,6 +243,7 @@ class Pins(Noun):
     order: tuple[str, ...] = ()  # vendors that share a pipeline stand in this order
     roles: dict[str, Role] = field(default_factory=dict)  # by vendor
     rows: tuple[int, ...] = ()  # of each replica, in any order
+    tp: dict[str, int] = field(default_factory=dict)  # devices that share each layer, by vendor
 
     def __post_init__(self) -> None:
         need(
@@ -186,6 +251,7 @@ class Pins(Noun):
             f"pins: layers {list(self.layers)}, need 1 each",
         )
         need(all(count >= 1 for count in self.rows), f"pins: rows {list(self.rows)}, need 1 each")
+        need(all(tp >= 1 for tp in self.tp.values()), f"pins: tp {self.tp}, need 1 each")
         need(
             len(set(self.order)) == len(self.order),
             f"pins: order {list(self.order)}, need each vendor once",
@@ -198,6 +264,9 @@ class Pins(Noun):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLimits(Noun):
     """What the planner must keep to."""
+
+    orders: tuple[Order, ...] = (Order.ONE_F_ONE_B,)  # of forwards and backwards, to choose from
+    fractional: bool = False  # a layer may live on two stages, so that their shares match their speeds
 
     max_stages: int | None = None
     max_shapes: int | None = None  # different kinds of replicas; fewer are simpler to run elsewhere
@@ -216,6 +285,10 @@ class PlanLimits(Noun):
         need(
             self.max_shapes is None or self.max_shapes >= 1,
             f"plan: max_shapes {self.max_shapes}, need at least 1",
+        )
+        need(
+            Order.ONE_F_ONE_B in self.orders and len(set(self.orders)) == len(self.orders),
+            f"plan: orders {[order.value for order in self.orders]}, need 1f1b and others once each",
         )
         need(
             0 < self.memory_fraction <= 1,
@@ -262,3 +335,7 @@ class Recipe(Noun):
 
     def __post_init__(self) -> None:
         check_name("recipe", self.name)
+        need(
+            self.train.eval_every is None or self.data.held_out_rows >= 1,
+            f"train: eval_every {self.train.eval_every} without data.held_out_rows; need rows to evaluate on",
+        )

@@ -16,6 +16,8 @@ from hetrun.planner.shapes import Shape
 
 MOST_MULTISETS = 2500  # up to here all are tried
 _VARIANTS = 3  # orders of the kinds (and microbatch sizes) that every multiset is tried with
+_MOST_VARIANTS = 12  # where there are few multisets
+_VARIED = 1500  # combinations, about
 _MOST_COLUMNS = 150
 _LONGER = (
     0.0,
@@ -78,15 +80,29 @@ def _with_shapes(
         for use, members in by_use.items()
         for rows in choices
     }
-    for multiset in multisets:
+    listed = list(multisets)
+    variants = max(_VARIANTS, min(_MOST_VARIANTS, _VARIED // (len(listed) * len(choices))))
+    for multiset in listed:
         for rows in choices:
             members = [ordered[use, rows] for use, _ in multiset]
-            for place in range(min(_VARIANTS, max(len(shapes) for shapes in members))):
-                yield tuple(
+            for place in range(min(variants, max(len(shapes) for shapes in members))):
+                combo = tuple(
                     (shapes[min(place, len(shapes) - 1)], count)
                     for shapes, (_, count) in zip(members, multiset, strict=True)
                     if shapes
                 )
+                yield combo
+                if variants > _VARIANTS:
+                    yield from _unlike(combo, members)
+
+
+def _unlike(combo: Combo, members: Sequence[Sequence[Shape]]) -> Iterator[Combo]:
+    """Yield the combination with half of the replicas of one shape in another: in mirrored ones vendors hold like layers."""
+    for number, ((shape, count), shapes) in enumerate(zip(combo, members, strict=False)):
+        for other in shapes[:_MOST_VARIANTS] if count > 1 else ():
+            if other is not shape:
+                halves = ((shape, count - count // 2), (other, count // 2))
+                yield (*combo[:number], *halves, *combo[number + 1 :])
 
 
 def _quickness(shape: Shape) -> tuple[float, tuple[int, ...], int]:

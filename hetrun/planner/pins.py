@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby, pairwise, permutations
 
@@ -24,7 +24,7 @@ from hetrun.planner.drafts import (
     within,
 )
 from hetrun.planner.estimate import Combo, quickest
-from hetrun.planner.problem import Problem
+from hetrun.planner.problem import Kind, Problem
 from hetrun.planner.search import Outcome, search
 from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.variety import enumerate_shapes
@@ -73,7 +73,11 @@ def keeps(problem: Problem, pins: Pins, groups: Groups) -> bool:
 
 
 def _check_names(problem: Problem, pins: Pins) -> None:
-    for what, names in (("order", pins.order), ("roles", tuple(pins.roles))):
+    for what, names in (
+        ("order", pins.order),
+        ("roles", tuple(pins.roles)),
+        ("tp", tuple(pins.tp)),
+    ):
         for name in names:
             if name not in problem.vendors:
                 raise NoPlanError(
@@ -98,8 +102,8 @@ def _pinned(problem: Problem, pins: Pins) -> Outcome:
     kinds = tuple(kind for kind in problem.kinds if kind.vendor not in idle)
     if not kinds:
         raise NoPlanError("pins: roles leave every vendor idle", hint="let one of them work")
-    own = replace(problem, kinds=kinds)
-    if pins == Pins(roles=dict.fromkeys(idle, Role.IDLE)):
+    own = replace(problem, kinds=tuple(_with_tp(kinds, pins.tp)))
+    if pins == Pins(roles=dict.fromkeys(idle, Role.IDLE), tp=pins.tp):
         return search(own)
     maker = ShapeMaker(own)
     shapes = _shapes(maker, pins)
@@ -117,6 +121,22 @@ def _pinned(problem: Problem, pins: Pins) -> Outcome:
         runner_up=best_of(others) if others else None,
         memory_bound=maker.dropped_for_memory > 0,
     )
+
+
+def _with_tp(kinds: Sequence[Kind], tp: Mapping[str, int]) -> Iterator[Kind]:
+    """Yield the kinds whose vendor's layers are shared as pinned."""
+    for kind in kinds:
+        wanted = tp.get(kind.vendor, kind.tp)
+        offered = sorted({other.tp for other in kinds if other.group == kind.group})
+        if wanted not in offered:
+            raise NoPlanError(
+                f"pins: tp {wanted} of {kind.vendor}, and {kind.name} is planned with"
+                f" {', '.join(map(str, offered))}",
+                hint=f"add {wanted} to plan.tp if a host has so many devices and run"
+                " `hetrun profile` again, or pin another tp",
+            )
+        if kind.tp == wanted:
+            yield kind
 
 
 def _rows_words(pins: Pins) -> str:

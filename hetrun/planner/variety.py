@@ -13,29 +13,41 @@ _FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
 _COARSE_GRID = 4  # the same with three kinds and more
 _FEW_USES = 600  # above, only two orders of the kinds are tried
 _MOST_SHAPES = 1500
+_WOVEN = 6  # devices; up to here a pipeline may also pass to and fro between kinds
 _SHORT_BLOCK = 4  # stages; recomputation on any number of them is tried up to here
 
 
 def enumerate_shapes(maker: ShapeMaker, *, quick: bool = False) -> list[Shape]:
     """Return the shapes that fit, the most promising ones if there are very many.
 
-    At most one block per kind, any order of the kinds, any microbatch size.
+    At most one block per kind, any order of the kinds, any microbatch size; of few devices any order of the stages.
     """
     problem = maker.problem
     uses = list(_uses(problem, quick=quick))
     few = len(uses) * len(problem.row_choices) <= _FEW_USES
     found: list[tuple[float, tuple[int, ...], int, Cut]] = []
     for use in uses:
-        for order in _orders(problem, use, few=few):
-            for stages, rows in product(stage_lists(problem, order, use), problem.row_choices):
-                cut = maker.cut(stages, rows)
-                if cut is not None:
-                    found.append((-maker.promise(stages, rows, cut), stages, rows, cut))
+        lists = [
+            stages
+            for order in _orders(problem, use, few=few)
+            for stages in stage_lists(problem, order, use)
+        ]
+        if problem.num_devices <= _WOVEN and not quick:
+            lists += _woven(lists)
+        for stages, rows in product(lists, problem.row_choices):
+            cut = maker.cut(stages, rows)
+            if cut is not None:
+                found.append((-maker.promise(stages, rows, cut), stages, rows, cut))
     found.sort(key=lambda item: item[:3])
     return [
         maker.finish(stages, cut.layers, rows, memory_bound=cut.memory_bound)
         for _, stages, rows, cut in found[:_MOST_SHAPES]
     ]
+
+
+def _woven(lists: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the same stages in all other orders: memory and links can make one vendor first and last."""
+    return sorted({order for stages in lists for order in permutations(stages)}.difference(lists))
 
 
 def stage_lists(

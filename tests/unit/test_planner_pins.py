@@ -69,6 +69,35 @@ def test_rows_per_replica_are_those_pinned() -> None:
     assert sorted(replica.num_rows for replica in plan.split.replicas) == [8, 16]
 
 
+def with_tp(pins: Pins | None) -> Lab:
+    limits = PlanLimits(tp=(1, 2), pins=pins)
+    return Lab(chips=CHIPS, model=MODEL, batch=24, rows=(1, 2), links=FREE_LINKS, limits=limits)
+
+
+def test_pinned_tp_is_that_of_every_stage_of_the_vendor_and_has_its_price() -> None:
+    free, plan = with_tp(None).plan(), with_tp(Pins(tp={"emu-a": 2})).plan()
+    stages = [stage for replica in plan.split.replicas for stage in replica.stages]
+    sizes = {(plan.split.ranks[s.ranks[0]].vendor, len(s.ranks)) for s in stages}
+    assert {size for vendor, size in sizes if vendor == "emu-a"} == {2}
+    price = plan.split.cost.step_s / free.split.cost.step_s - 1
+    assert price > 0
+    assert f"The pins cost {price:.2%}" in plan.verdict
+
+
+def test_tp_is_pinned_together_with_layers() -> None:
+    plan = with_tp(Pins(tp={"emu-a": 2, "emu-b": 1}, layers=(6, 2))).plan()
+    assert layers_of(plan) == [[6, 2]] * len(plan.split.replicas)
+    for replica in plan.split.replicas:
+        for stage in replica.stages:
+            vendor = plan.split.ranks[stage.ranks[0]].vendor
+            assert len(stage.ranks) == {"emu-a": 2, "emu-b": 1}[vendor]
+
+
+def test_tp_that_the_recipe_does_not_offer_is_named() -> None:
+    with pytest.raises(NoPlanError, match="tp 4 of emu-a, and emu-a emu-a-chip is planned with 1"):
+        with_tp(Pins(tp={"emu-a": 4})).plan()
+
+
 def test_price_is_the_step_against_the_free_optimum() -> None:
     free = planned(None)
     pinned = planned(Pins(layers=(1, 7)))
