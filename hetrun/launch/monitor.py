@@ -22,7 +22,16 @@ from hetrun.launch.diagnose import Evidence, Kind, RankProgress, main_frame, nam
 from hetrun.launch.files import ranks_by_host
 from hetrun.launch.observer import Observer
 from hetrun.launch.rundir import Lines, RunDir, clean_line
-from hetrun.model import EndEvent, ErrorEvent, Event, Plan, StartEvent, StepEvent, TraceEvent
+from hetrun.model import (
+    EndEvent,
+    ErrorEvent,
+    EvaluationEvent,
+    Event,
+    Plan,
+    StartEvent,
+    StepEvent,
+    TraceEvent,
+)
 from hetrun.transport.guard_frames import Meta
 from hetrun.transport.jobs import describe_exit
 
@@ -32,6 +41,7 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
     "start": TypeAdapter(StartEvent),
     "step": TypeAdapter(StepEvent),
     "trace": TypeAdapter(TraceEvent),
+    "evaluation": TypeAdapter(EvaluationEvent),
     "error": TypeAdapter(ErrorEvent),
     "end": TypeAdapter(EndEvent),
 }
@@ -156,7 +166,7 @@ class Monitor:
         is_event = name.startswith("events/")
         lines = self._lines.setdefault((host, name), Lines() if is_event else Lines(_MAX_LOG_LINE))
         if meta["dropped"]:
-            text = f"[hetrun: {meta['dropped']} bytes skipped here; the file on {host} is whole]"
+            text = f"[hetrun: {meta['dropped']} bytes skipped here; the file on {host} holds more]"
             self._on_line(host, name, text.encode())
         for line in lines.feed(data):
             self._on_line(host, name, line)
@@ -212,7 +222,7 @@ class Monitor:
                 what = f"raised {clean_line(f'{event.kind}: {event.message}'.encode())}"
                 when_s = self._ours(host, event.wall_s)
                 self._add(Kind.RAISED, host, what, rank=number, when_s=when_s)
-            case TraceEvent():
+            case TraceEvent() | EvaluationEvent():
                 pass
         self._observer.on_event(event)
 

@@ -32,6 +32,7 @@ from hetrun.transport.guard_host import (
     open_base,
 )
 from hetrun.transport.guard_init import SUBREAPER, Agent, Job, adopt_orphans, modes
+from hetrun.transport.guard_logs import Cap
 from hetrun.transport.guard_proc import descendants
 
 _POLL_S = 0.05
@@ -56,6 +57,7 @@ class _Tail:
         self.name = name
         self._lossy = lossy
         self._at = 0
+        self._cap = Cap(path) if lossy else None
 
     def read(self) -> tuple[Meta, bytes] | None:
         """Return the next piece, None when there is none now."""
@@ -63,6 +65,9 @@ class _Tail:
             size = self.path.stat().st_size
         except FileNotFoundError:
             return None
+        if self._cap is not None:
+            with contextlib.suppress(OSError):  # a disk that is full just now: next time
+                self._cap.cut(size)
         dropped = 0
         if self._lossy and size - self._at > _LAG_MAX:
             dropped = size - _KEPT_LAG - self._at
