@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
 from hetrun.vendors._read.blocks import Block, complete_lines, read_blocks
+from hetrun.vendors._read.boxes import banner
 from hetrun.vendors._read.jsontext import documents, inside, items, record
-from hetrun.vendors._read.rocm import read_rocm
+from hetrun.vendors._read.pairs import read_pairs
+from hetrun.vendors._read.rocm import read_concise, read_rocm
 from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
 
+_USAGE = re.compile(r"(?<![0-9])[0-9]{1,9}\s{0,2}/\s{0,2}([0-9]{1,9} [KMG]B|N/A)$")
+
 
 def parse(run: ToolRun) -> ToolAnswer:
-    """Read `amd-smi list|static` (JSON of ROCm 6 or 7, or text) or `rocm-smi`."""
+    """Read `amd-smi list|static` (JSON of ROCm 6 or 7, or text), `rocm-smi`, or what either prints without options."""
     return (
         _amd_smi(run)
         or read_rocm(run, maker="advanced micro", other="haiguang")
         or _amd_smi_text(run)
+        or _amd_smi_table(run)
+        or read_concise(run)
         or ToolAnswer()
     )
 
@@ -49,7 +57,8 @@ def _device(gpu: Mapping[str, object]) -> FoundDevice:
     return FoundDevice(
         index=text.index(gpu.get("gpu")) or 0,
         model=text.name(asic.get("market_name")),
-        memory_bytes=_memory(record(gpu.get("vram"))),
+        memory_bytes=_memory(record(gpu.get("vram")))
+        or _memory({"size": inside(gpu, "mem_usage", "total_vram")}),
         driver=text.version(driver.get("version") or driver.get("driver_version")),
         bus_id=text.bdf(inside(gpu, "bus", "bdf") or gpu.get("bdf")),
         uuid=text.value(gpu.get("uuid")),
@@ -92,6 +101,41 @@ def _text_device(block: Block) -> FoundDevice | None:
         bus_id=text.bdf(block.get("bdf")),
         uuid=text.value(block.get("uuid")),
         arch=text.name(block.get("target_graphics_version")),
+    )
+
+
+def _amd_smi_table(run: ToolRun) -> ToolAnswer | None:
+    """Read pairs of lines 'address name | ..' and 'GPU HIP-ID OAM-ID mode | .. used/total' (ROCm 7)."""
+    driver = banner(run.lines, "amdgpu version:")
+    answer = read_pairs(
+        run.lines,
+        is_first=lambda row: len(row) == 2 and text.bdf(row[0][:16]) is not None,
+        join=lambda above, below: _joined(above, below, driver),
+        end="Processes",
+    )
+    rocm = banner(run.lines, "ROCm version:")
+    if answer is None:
+        return None
+    warnings = _warnings(answer.devices, tells_memory=True)
+    return replace(answer, warnings=warnings, sdk={"rocm": rocm} if rocm else {})
+
+
+def _joined(
+    above: Sequence[str], below: Sequence[str] | None, driver: str | None
+) -> FoundDevice | None:
+    numbers = below[0].split() if below is not None and len(below) == 2 else []
+    number = text.index(numbers[0]) if len(numbers) == 4 else None
+    usage = _USAGE.search(below[1]) if below is not None and len(below) == 2 else None
+    if number is None or usage is None:
+        return None
+    hip = text.index(numbers[1])
+    return FoundDevice(
+        index=number,
+        model=text.name(above[0].partition(" ")[2]),
+        memory_bytes=text.memory(usage[1]),
+        driver=driver,
+        bus_id=text.bdf(above[0]),
+        visible_id=None if hip is None else str(hip),
     )
 
 

@@ -16,7 +16,7 @@ from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, 
 _BANNER = re.compile(r"\bVersion: (\S{1,40})\s")
 _NPU = re.compile(r"([0-9]{1,3})\s{1,20}([A-Za-z0-9].{0,60})")
 _CHIP = re.compile(r"([0-9]{1,3})(?:\s{1,20}([0-9]{1,4}))?")
-_USAGE = re.compile(r"[0-9]{1,9}\s{0,8}/\s{0,8}([0-9]{1,9})(?![0-9])")
+_USAGE = re.compile(r"(?:[0-9]{1,9}|NA|-)\s{0,8}/\s{0,8}([0-9]{1,9}(?![0-9])|NA\b|-(?=\s|$))")
 _DCMI = re.compile(r"ret is (-[0-9]{4,5})")
 
 
@@ -98,8 +98,14 @@ def _table(run: ToolRun) -> ToolAnswer | None:
     num_broken += above is not None
     if not devices and not num_broken:
         return None
-    error = ToolError.PARTIAL_DEVICE_ERROR if num_broken else None
-    return _numbered(ToolAnswer(devices=tuple(devices), error=error))
+    unknown = [device for device in devices if device.memory_bytes is None]
+    is_ill = num_broken or any(device.health != "OK" for device in unknown)
+    answer = _numbered(
+        ToolAnswer(devices=tuple(devices), error=ToolError.PARTIAL_DEVICE_ERROR if is_ill else None)
+    )
+    if unknown:
+        answer = replace(answer, warnings=(*answer.warnings, "memory_unknown"))
+    return answer
 
 
 def _is_cut(line: str) -> bool:
@@ -111,14 +117,16 @@ def _is_cut(line: str) -> bool:
 def _device(above: Sequence[str], below: Sequence[str], num_usages: int) -> FoundDevice | None:
     """Join the two lines of a chip. The last usage column is the device memory (HBM where there is any)."""
     npu, chip = _NPU.fullmatch(above[0]), _CHIP.fullmatch(below[0])
-    totals = [text.memory(found, "MB") for found in _USAGE.findall(below[-1])]
+    totals = _USAGE.findall(below[-1])
     if npu is None or chip is None or len(totals) != num_usages or len(above) != len(below):
         return None
-    known = [total for total in totals if total]
+    # 0 stands in the column of a memory that this chip does not have
+    known = [size for total in totals if (size := text.memory(total, "MB"))]
+    is_told = totals[-1:] != [] and text.number(totals[-1]) is not None
     return FoundDevice(
         index=int(chip[2]) if chip[2] else -1,
         model=text.name(npu[2]),
-        memory_bytes=known[-1] if known else None,
+        memory_bytes=known[-1] if known and is_told else None,
         bus_id=text.bdf(below[1]),
         health=text.name(above[1]),
         npu_id=int(npu[1]),
@@ -181,7 +189,7 @@ def _listed(
     npu: Mapping[str, str], fields: Mapping[str, str], chips: Sequence[Mapping[str, str]]
 ) -> list[dict[str, str]]:
     """Return the only chip of an NPU whose block names none, as `info -l` prints it."""
-    named = any(chip["npu id"] == npu.get("npu id") for chip in chips)
+    named = any(chip.get("npu id") == npu.get("npu id") for chip in chips)
     measured = any("(" in key for key in fields)  # such a block ends with a chip id, or was cut
     alone = npu.get("chip count") == "1" and not named and not measured
     return [{**npu, "chip id": "0"}] if alone else []

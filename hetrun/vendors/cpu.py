@@ -45,12 +45,24 @@ def _json_fields(run: ToolRun) -> dict[str, str]:
     return found
 
 
+# keys of a Chinese lscpu, for an answer that somebody else's locale made
+_CHINESE = {
+    "架构": "architecture",
+    "型号名称": "model name",
+    "座": "socket(s)",
+    "每个座的核数": "core(s) per socket",
+    "每个核的线程数": "thread(s) per core",
+    "numa 节点": "numa node(s)",
+    "标记": "flags",
+}
+
+
 def _text_fields(run: ToolRun) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in complete_lines(run):
-        split = pair(line)
+        split = pair(line.replace("\uff1a", ":", 1))  # a full-width colon
         if split is not None:
-            found.setdefault(*split)
+            found.setdefault(_CHINESE.get(split[0], split[0]), split[1])
     return found
 
 

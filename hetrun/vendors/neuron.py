@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
-from hetrun.vendors._read.boxes import cells
+from hetrun.vendors._read.boxes import cells, is_border
 from hetrun.vendors._read.jsontext import documents, items, record
 from hetrun.vendors._read.run import ToolRun
 from hetrun.vendors._read.vendor import Chip, Confidence, PciIds, ProbeCommand, Vendor
+
+_CORE_IDS = re.compile(r"[0-9]{1,4}(?:-[0-9]{1,4})?")
 
 
 def parse(run: ToolRun) -> ToolAnswer:
@@ -27,23 +30,41 @@ def parse(run: ToolRun) -> ToolAnswer:
 
 
 def _table(run: ToolRun) -> ToolAnswer | None:
-    """Read the plain table: device, cores, memory, .., PCI address."""
+    """Read the plain table: its heads stand in two lines, and newer tools put the cores' numbers between."""
     devices: list[FoundDevice] = []
+    heads: list[str] = []
     num_rows = 0
     for line in run.lines:
-        row = cells(line)
-        number = text.index(row[0]) if row and len(row) >= 4 else None
-        if row is None or number is None:
-            num_rows += line.startswith("| ") and line[2:3].isdigit()
-            continue
-        num_rows += 1
-        memory, bus_id = text.memory(row[2]), text.bdf(row[-1]) or text.bdf(row[-2])
-        if memory is not None and bus_id is not None:
-            device = FoundDevice(
-                index=number, memory_bytes=memory, bus_id=bus_id, cores=text.number(row[1])
+        row = None if is_border(line) else cells(line)
+        if row is None or not row[0]:
+            num_rows += row is None and line.startswith("| ") and line[2:3].isdigit()
+        elif text.index(row[0]) is None:
+            above = heads if len(heads) == len(row) else [""] * len(row)
+            heads = [
+                f"{head} {cell}".strip().lower() for head, cell in zip(above, row, strict=True)
+            ]
+        else:
+            num_rows += 1
+            device = _from_row(
+                dict(zip(heads, row, strict=False)) if len(heads) == len(row) else {}
             )
-            devices.append(device)
+            devices += [device] if device else []
     return _answer(tuple(devices), num_rows) if num_rows else None
+
+
+def _from_row(row: Mapping[str, str]) -> FoundDevice | None:
+    number, memory = text.index(row.get("neuron device")), text.memory(row.get("neuron memory"))
+    bus_id = text.bdf(row.get("pci bdf"))
+    if number is None or memory is None or bus_id is None:
+        return None
+    ids = row.get("neuron core ids", "")
+    return FoundDevice(
+        index=number,
+        memory_bytes=memory,
+        bus_id=bus_id,
+        cores=text.number(row.get("neuron cores")),
+        visible_id=ids if _CORE_IDS.fullmatch(ids) else None,
+    )
 
 
 def _answer(devices: tuple[FoundDevice, ...], num_told: int) -> ToolAnswer:

@@ -121,3 +121,26 @@ def test_an_address_of_the_old_protocol_or_a_cut_one_is_never_taken() -> None:
 def test_a_listing_with_nothing_in_it_is_an_error_class(name: str) -> None:
     assert read_tool(name, "x", stdout="\n").error is ToolError.NO_DEVICES
     assert read_tool(name, "x", stdout="hello\n").error is ToolError.TOOL_USAGE
+
+
+def test_chip_line_before_any_npu_line_is_no_chip() -> None:
+    text = "Chip ID : 0\nNPU ID : 3\nChip Count : 1\n"
+    (device,) = read_tool("ascend", "npu-smi info -l", stdout=text).devices
+    assert (device.npu_id, device.chip_id) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "rc", "error"),
+    [
+        ("No devices were found\n", 0, ToolError.NO_DEVICES),
+        ("Something 5 went wrong.\n", 0, ToolError.TOOL_USAGE),
+        ("NVIDIA-SMI 550 hiccup\n", 3, ToolError.TOOL_USAGE),
+        ("Failed to initialize NVML: Unknown Error\n", 255, ToolError.DEVICE_ACCESS_LOST),
+    ],
+)
+def test_sentence_is_no_product_though_one_column_was_asked_for(
+    text: str, rc: int, error: ToolError
+) -> None:
+    query = "nvidia-smi --query-gpu=name --format=csv,noheader"
+    answer = read_tool("nvidia", query, stdout=text, rc=rc)
+    assert (answer.devices, answer.error) == ((), error)

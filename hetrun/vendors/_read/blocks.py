@@ -65,11 +65,14 @@ def read_smi_text(run: ToolRun, start: str) -> ToolAnswer | None:
     driver = text.version((head.get("kmd version", "driver version") or "").partition(" ")[0])
     warnings: list[str] = []
     devices: list[FoundDevice] = []
+    are_named = any(block.get("product name") for block in blocks)  # not with -d MEMORY
     for at, block in enumerate(blocks):
         minor = text.index(block.get("minor number"))
         memory = text.memory(block.get("fb memory usage/total", "memory usage/total"))
         name = text.name(block.get("product name"))
-        if name is None or (memory is None and at == len(blocks) - 1 and not _tells_memory(block)):
+        if (name is None and (are_named or memory is None)) or (
+            memory is None and at == len(blocks) - 1 and not _tells_memory(block)
+        ):
             continue  # the text stops inside this block
         warnings += [] if memory else ["memory_unknown"]
         device = FoundDevice(

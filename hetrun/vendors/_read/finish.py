@@ -15,6 +15,8 @@ from hetrun.vendors._read.vendor import Vendor
 log = logging.getLogger(__name__)
 
 _TIMEOUT_CODES = (124, 137, 143)  # timeout(1), killed, terminated
+# of a vendor's library that says no more: most often there is no driver behind it
+_NOT_STARTED = ("failed to initialize", "initialization failed", "failed to init ")
 _CRASH_CODES = (132, 134, 135, 136, 139)
 
 
@@ -117,6 +119,8 @@ def _why_none(
         return found or answer.error
     if run.rc is not None and run.rc in vendor.rc_errors:
         return vendor.rc_errors[run.rc]
+    if any(part in line for line in lines for part in _NOT_STARTED):
+        return ToolError.DRIVER_MISSING
     silent = not run.stdout.strip() and not run.stderr.strip() and not run.rc
     return ToolError.NO_DEVICES if silent or _only_header(run) else None
 

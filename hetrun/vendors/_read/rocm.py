@@ -46,6 +46,25 @@ def read_rocm(run: ToolRun, *, maker: str, other: str) -> ToolAnswer | None:
     return ToolAnswer(devices=devices, error=error, warnings=tuple(warnings))
 
 
+def read_concise(run: ToolRun) -> ToolAnswer | None:
+    """Read the table that the tools print without options: a number in front, shares in percent at the end.
+
+    It tells neither model nor memory size.
+    """
+    devices: list[FoundDevice] = []
+    is_table = False
+    for line in complete_lines(run):
+        words = line.split()
+        if words[:1] in (["GPU"], ["HCU"], ["DCU"], ["Device"]) and len(words) > 4:
+            is_table = "VRAM%" in words
+        elif is_table and len(words) > 4 and words[-1].endswith("%"):
+            number = text.index(words[0])
+            devices += [] if number is None else [FoundDevice(index=number)]
+    if not devices:
+        return None
+    return ToolAnswer(devices=tuple(devices), warnings=("model_unknown", "memory_unknown"))
+
+
 def _is_foreign(card: Mapping[str, str], maker: str, other: str) -> bool:
     named = card.get("card vendor", "").lower()
     return other in named and maker not in named

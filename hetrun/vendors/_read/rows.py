@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hetrun.vendors._read import text
 from hetrun.vendors._read.answer import FoundDevice, ToolAnswer, ToolError
+from hetrun.vendors._read.failures import failure, telling_lines
 from hetrun.vendors._read.run import ToolRun
 
 # spelling in the query or header -> attribute
@@ -30,6 +31,7 @@ _FIELDS = {
     "health": "health",
 }
 _UUID = re.compile(r"(?:[A-Z]{2,5}-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_PRODUCT = re.compile(r"(?=.{0,60}[0-9])[A-Z][\w()./+-]{1,30}(?: [\w()./+-]{1,30}){0,6}(?<![.:])")
 _ROW_START = re.compile(r"\s{0,8}[0-9]{1,4}\s{0,4},")
 
 
@@ -103,7 +105,7 @@ def _table(run: ToolRun) -> _Table | None:
         if header is not None:
             fields, unit = header, _unit(cells) or unit
             numbered = "index" in map(_attribute, fields)
-        elif _ROW_START.match(line) if numbered else 1 < len(cells) == len(fields):
+        elif _ROW_START.match(line) if numbered else _is_row(cells, fields, run):
             rows.append(cells)
     columns = tuple(map(_attribute, fields)) if fields else _guess(rows)
     if not rows or columns is None:
@@ -117,6 +119,17 @@ def _table(run: ToolRun) -> _Table | None:
         unit=unit,
         num_broken=len(rows) - len(full),
     )
+
+
+def _is_row(cells: Sequence[str], fields: Sequence[str], run: ToolRun) -> bool:
+    """True for as many cells as were asked for. A cell alone may be a sentence: it has to look like a product.
+
+    Where the tool complains of anything, it is taken for a sentence.
+    """
+    if len(cells) != len(fields) or len(cells) > 1:
+        return len(cells) == len(fields)
+    is_named = _attribute(fields[0]) == "model" and _PRODUCT.fullmatch(cells[0]) is not None
+    return is_named and not run.rc and failure(telling_lines(run), ()) is None
 
 
 def _open_cell(table: _Table, run: ToolRun) -> str | None:
