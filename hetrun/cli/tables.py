@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrun.model import (
+    CurveKind,
     DeviceProfile,
     Link,
     LinkCurve,
@@ -49,9 +50,12 @@ def profile_view(profile: Profile) -> RenderableType:
         for timing, row in zip(device.timings, _timing_rows(device), strict=True):
             more = [cell(show(timing)) for show in extras.values()]
             devices.add_row(*row[:4], *more, *row[4:])
-    links = new_table("Link", "Between", ">Latency", ">Rate", "Source", "Measured between")
+    links = new_table(
+        "Link", "Between", ">Latency", ">Rate", "Source", ">All-reduce", "Measured between"
+    )
     for link in profile.links:
-        links.add_row(*_link_row(link), cell(_ends(link, profile.curves)))
+        added = cell(_all_reduce(link, profile.curves))
+        links.add_row(*_link_row(link), added, cell(_ends(link, profile.curves)))
     told = [(f"{d.vendor} {d.model}: ", note) for d in profile.devices for note in d.warnings]
     told += [("", note) for note in profile.warnings]
     warnings = [cell(f"{who}{note}", "yellow") for who, note in told]
@@ -88,6 +92,18 @@ def _ends(link: Link, curves: Iterable[LinkCurve]) -> str:
         if (curve.link, curve.a, curve.b) == (link.kind, link.a, link.b):
             return " - ".join(curve.hosts)
     return ""
+
+
+def _all_reduce(link: Link, curves: Iterable[LinkCurve]) -> str:
+    """Rate of an all-reduce as runs make it, which is the last of a link's curves; nothing where there is none."""
+    of_link = [
+        curve for curve in curves if (curve.link, curve.a, curve.b) == (link.kind, link.a, link.b)
+    ]
+    reduced = [curve for curve in of_link if curve.kind is CurveKind.ALL_REDUCE]
+    if not reduced:
+        return ""
+    source = "" if reduced[-1].source is Source.MEASURED else f", {reduced[-1].source.value}"
+    return f"{_bytes_per_s(reduced[-1].bytes_per_s)}{source}"
 
 
 def stack(*parts: RenderableType) -> Group:

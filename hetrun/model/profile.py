@@ -51,6 +51,8 @@ class RowTiming(Noun):
         None  # activations and temporaries of one layer's forward and backward, above what was there before
     )
     runs: tuple[RunTiming, ...] = ()  # in order; empty where all layers are alike
+    layer_weights_s: float | None = None  # the part of layer_backward_s that only weights need
+    head_weights_s: float | None = None  # None: not measured, so that no W can be put off
 
     def __post_init__(self) -> None:
         need(self.rows >= 1, f"timing: rows {self.rows}, need at least 1")
@@ -69,6 +71,15 @@ class RowTiming(Noun):
             need(
                 getattr(self, what) >= 0,
                 f"timing of {self.rows} rows: {what} {getattr(self, what)}, need 0 or more",
+            )
+        for what in ("layer", "head"):
+            part_s, whole_s = (
+                getattr(self, f"{what}_weights_s"),
+                getattr(self, f"{what}_backward_s"),
+            )
+            need(
+                part_s is None or 0 <= part_s <= whole_s,
+                f"timing of {self.rows} rows: {what}_weights_s {part_s} of {what}_backward_s {whole_s}",
             )
 
 
@@ -102,7 +113,7 @@ class CurveKind(str, Enum):
     """What the seconds of a curve are of."""
 
     P2P = "p2p"  # one message, one way
-    ALL_REDUCE = "all_reduce"  # both ends, each with so many bytes
+    ALL_REDUCE = "all_reduce"  # all ranks, each with so many bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +145,8 @@ class LinkCurve(Noun):
     latency_s: float
     bytes_per_s: float
     why: str = ""  # how it was measured or derived
+    backend: str | None = None  # in torch.distributed; None where it was not used
+    num_ranks: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 In the order in which data flows: `samples.py` chooses who measures what, `cache.py` what need not be measured,
 `bench.py` asks and reads the hosts, `stragglers.py` compares equals, `devices.py` does all of that; `links.py`
-says which links matter, `pairs.py` measures two hosts, `fit.py` makes figures of it, `network.py` does all of
-that; `estimate.py` takes the place of both where nothing can be run.
+says which links matter, `pairs.py` measures one stream between two hosts, `collectives.py` ranks that add up,
+`fit.py` and `curves.py` make figures of it, `network.py` does all of that; `estimate.py` takes the place of both where nothing can be run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def num_steps(facts: Facts, *, quick: bool = False) -> int:
     pairs = {
         " - ".join(dict.fromkeys((a.spec.name, b.spec.name)))
         for needed in needed_links(facts)
-        if declared_link(facts, needed) is None and not needed.is_between_accelerators
+        if declared_link(facts, needed) is None
         for a, b in needed.pairs()[: 1 if quick else None]
     }
     return len({host.spec.name for host in facts.hosts if host.devices} | pairs)

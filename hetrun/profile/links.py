@@ -1,4 +1,4 @@
-"""Which links a plan may use, which of them are declared, and what is assumed of one that nothing measures."""
+"""Which links a plan may use, which of them are declared, and what is assumed of one where nothing is run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetrun.model import Connection, Facts, HostFacts, Link, LinkKind, Nic, Sour
 from hetrun.schedule.sync import find_link
 from hetrun.vendors import all_vendors
 
-# Where nothing was declared and nothing can be measured; modest figures, always labelled as assumed.
+# Where nothing was declared and nothing is measured; modest figures, always labelled as assumed.
 LOOPBACK_BYTES_PER_S = 2e9
 LOOPBACK_LATENCY_S = 50e-6
 INSIDE_HOST_BYTES_PER_S = 16e9  # PCI Express 4.0, 8 lanes
@@ -42,11 +42,13 @@ class NeededLink:
         return f"{self.kind.value.replace('_', ' ')}, {self.a} to {self.b}"
 
     @property
-    def is_between_accelerators(self) -> bool:
-        """True inside a host for real devices that are not its processor; emulated chips are played on that."""
+    def is_of_accelerators(self) -> bool:
+        """True for real devices of one vendor that are not processors; emulated chips are played on those."""
         known = all_vendors().get(self.a)
-        is_accelerator = known is not None and known.torch_device != "cpu"
-        return self.kind is LinkKind.INSIDE_HOST and is_accelerator
+        if self.a != self.b or known is None or known.torch_device == "cpu":
+            return False
+        devices = [device for host in self.hosts for device in host.devices]
+        return all(device.emulated is None for device in devices if device.vendor == self.a)
 
     def pairs(self) -> list[tuple[HostFacts, HostFacts]]:
         """Pairs of hosts to measure, the one that stands for the link first; a host with itself where there is no other.
@@ -104,7 +106,7 @@ def declared_link(facts: Facts, needed: NeededLink) -> Link | None:
 def assumed_link(needed: NeededLink) -> Link:
     """Return a link's figures from what probe found: the slowest interface on the way, loopback on one machine."""
     hosts = needed.hosts
-    if needed.is_between_accelerators:
+    if needed.kind is LinkKind.INSIDE_HOST and needed.is_of_accelerators:
         rate, latency_s, source = INSIDE_HOST_BYTES_PER_S, INSIDE_HOST_LATENCY_S, Source.ASSUMED
     elif needed.kind is LinkKind.INSIDE_HOST or _is_one_machine(hosts):
         rate, latency_s, source = LOOPBACK_BYTES_PER_S, LOOPBACK_LATENCY_S, Source.ASSUMED

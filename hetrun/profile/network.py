@@ -1,14 +1,25 @@
-"""Figures for every link that a plan may use: declared, measured, or assumed where nothing can measure it."""
+"""Figures for every link that a plan may use: declared, measured, or assumed where nothing is run."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hetrun.errors import JobError
-from hetrun.model import CurveKind, CurvePoint, Facts, HostFacts, Link, LinkCurve, Source
-from hetrun.profile.fit import Fit, fit_line
+from hetrun.model import CurveKind, Facts, HostFacts, Link, LinkCurve, LinkKind, Source
+from hetrun.profile.collectives import (
+    HOST_MEMORY,
+    TeamResult,
+    host_memory_team,
+    measure_team,
+    native_team,
+)
+from hetrun.profile.curves import (
+    derived_all_reduce,
+    disagreement,
+    link_of,
+    p2p_curve,
+    team_curve,
+)
 from hetrun.profile.links import (
     NeededLink,
     assumed_link,
@@ -18,10 +29,7 @@ from hetrun.profile.links import (
 )
 from hetrun.profile.pairs import FULL, GLANCE, QUICK, PairResult, measure_pair
 
-log = logging.getLogger(__name__)
-
 UNLIKE = 1.25  # pairs and directions that differ by more are named
-_POOR_FIT = 0.25
 
 Progress = Callable[[str, str], None]
 
@@ -43,26 +51,16 @@ def measure_network(facts: Facts, *, quick: bool, progress: Progress | None = No
     Raises:
         HetrunError: a pair could not be measured; names both hosts and their addresses.
     """
-    seen: dict[tuple[str, str], PairResult] = {}
-    links: list[Link] = []
-    curves: list[LinkCurve] = []
-    warnings: list[str] = []
+    survey = _Survey(quick=quick, say=progress)
+    found = []
     for needed in needed_links(facts):
         link = declared_link(facts, needed)
-        if link is None and needed.is_between_accelerators:
-            link = assumed_link(needed)
-            warnings.append(_not_measured(needed, link))
-        if link is None:
-            pairs = needed.pairs()[: 1 if quick else None]
-            results = [
-                _measure(pair, needed, is_first=number == 0, quick=quick, seen=seen, say=progress)
-                for number, pair in enumerate(pairs)
-            ]
-            link, found = _fitted(needed, results[0])
-            curves += found
-            warnings += compare(needed, results)
-        links.append(link)
-    return Network(links=tuple(links), curves=tuple(curves), warnings=tuple(warnings))
+        found.append(survey.measure(needed) if link is None else Network(links=(link,)))
+    return Network(
+        links=tuple(link for part in found for link in part.links),
+        curves=tuple(curve for part in found for curve in part.curves),
+        warnings=tuple(warning for part in found for warning in part.warnings),
+    )
 
 
 def assumed_network(facts: Facts) -> Network:
@@ -82,86 +80,100 @@ def _not_measured(needed: NeededLink, link: Link) -> str:
     return f"link {needed.name} was not measured: {describe(link)}, {link.source.value}"
 
 
-def _measure(
-    pair: tuple[HostFacts, HostFacts],
-    needed: NeededLink,
-    *,
-    is_first: bool,
-    quick: bool,
-    seen: dict[tuple[str, str], PairResult],
-    say: Progress | None,
-) -> PairResult:
-    a, b = pair
-    key = (min(a.spec.name, b.spec.name), max(a.spec.name, b.spec.name))
-    effort = (QUICK if quick else FULL) if is_first else GLANCE
-    known = seen.get(key)
-    if known is None or len(known.points) < min(len(effort.sizes), 4):
-        known = seen[key] = measure_pair(a, b, effort)
-        if say:
-            rate = f"{known.bytes_per_s / 1e9:.3g} GB/s, {known.points[0].seconds * 1e6:.3g} us"
-            say(" - ".join(known.hosts), f"{needed.kind.value.replace('_', ' ')}: {rate}")
-    return known
+class _Survey:
+    """Measures link after link; hosts that stand for several of them are measured once."""
+
+    def __init__(self, *, quick: bool, say: Progress | None) -> None:
+        self._effort = QUICK if quick else FULL
+        self._quick = quick
+        self._say = say
+        self._pairs: dict[frozenset[str], PairResult] = {}
+        self._teams: dict[frozenset[str], TeamResult] = {}
+
+    def measure(self, needed: NeededLink) -> Network:
+        """Measure one link: single messages, all-reduces, and other pairs of hosts at a glance.
+
+        Raises:
+            HetrunError: the hosts that stand for it could not be measured.
+        """
+        team = native_team(needed)
+        native = measure_team(team, self._effort) if team else None
+        warnings = [_no_native(needed, native)] if native and native.why else []
+        curves = _native_curves(needed, native) if native and not native.why else []
+        pairs = needed.pairs()[: 1 if self._quick else None]
+        results: list[PairResult] = []
+        if needed.kind is LinkKind.INSIDE_HOST and curves:
+            p2p = curves[0]
+        else:
+            results = [self._pair(pair, is_first=at == 0) for at, pair in enumerate(pairs)]
+            p2p = p2p_curve(needed, results[0])
+            curves = [p2p, *(curve for curve in curves if curve.kind is CurveKind.ALL_REDUCE)]
+        reduced, said = self._all_reduce(needed, pairs[0], p2p)
+        self._tell(needed, p2p, reduced)
+        for curve in (*curves, reduced):
+            if curve.kind is CurveKind.ALL_REDUCE and _is_same_way(curve, p2p):
+                warnings += disagreement(needed, curve, p2p)
+        warnings += said + (compare(needed, results) if results else [])
+        return Network(links=(link_of(p2p),), curves=(*curves, reduced), warnings=tuple(warnings))
+
+    def _pair(self, pair: tuple[HostFacts, HostFacts], *, is_first: bool) -> PairResult:
+        effort = self._effort if is_first else GLANCE
+        key = frozenset(host.spec.name for host in pair)
+        known = self._pairs.get(key)
+        if known is None or len(known.points) < min(len(effort.sizes), 4):
+            known = self._pairs[key] = measure_pair(*pair, effort)
+        return known
+
+    def _all_reduce(
+        self, needed: NeededLink, pair: tuple[HostFacts, HostFacts], p2p: LinkCurve
+    ) -> tuple[LinkCurve, list[str]]:
+        """Return the curve over host memory, as runs add up; derived from single messages only where torch is missing."""
+        key = frozenset(host.spec.name for host in pair)
+        if key not in self._teams:
+            self._teams[key] = measure_team(host_memory_team(*pair), self._effort)
+        result = self._teams[key]
+        if not result.why:
+            return team_curve(needed, result, CurveKind.ALL_REDUCE), []
+        said = f"link {needed.name}: its all-reduce is derived, not measured: {result.why}"
+        return derived_all_reduce(p2p, why=result.why), [said]
+
+    def _tell(self, needed: NeededLink, p2p: LinkCurve, reduced: LinkCurve) -> None:
+        if self._say is None:
+            return
+        rate = f"{_rate(p2p)}, {p2p.points[0].seconds * 1e6:.3g} us"
+        derived = "" if reduced.source is Source.MEASURED else " (derived)"
+        what = needed.kind.value.replace("_", " ")
+        self._say(" - ".join(p2p.hosts), f"{what}: {rate}; all-reduce {_rate(reduced)}{derived}")
 
 
-def _fitted(needed: NeededLink, result: PairResult) -> tuple[Link, tuple[LinkCurve, LinkCurve]]:
-    """Return the link's figures, and the curves of one message and of an all-reduce of both ends.
+def _rate(curve: LinkCurve) -> str:
+    """The rate of the largest message."""
+    return f"{curve.points[-1].num_bytes / curve.points[-1].seconds / 1e9:.3g} GB/s"
 
-    No message is quicker than one of a single byte.
-    """
-    try:
-        fit = fit_line(result.points)
-    except ValueError as error:
-        raise JobError(
-            f"link between {' and '.join(result.hosts)}: no bandwidth in what was measured: {error}",
-            hint="measure again when the hosts are quiet",
-        ) from error
-    # a limiter lets small messages through at once, which would leave nothing for the latency
-    fit = replace(fit, latency_s=max(fit.latency_s, result.points[0].seconds))
-    if fit.error > _POOR_FIT:
-        log.warning("link %s: the fit is off by %.0f %%", needed.name, 100 * fit.error)
-    link = Link(
-        kind=needed.kind,
-        a=needed.a,
-        b=needed.b,
-        latency_s=fit.latency_s,
-        bytes_per_s=fit.bytes_per_s,
-        source=Source.MEASURED,
+
+def _native_curves(needed: NeededLink, result: TeamResult) -> list[LinkCurve]:
+    """The curve of one message first."""
+    kinds = (CurveKind.P2P, CurveKind.ALL_REDUCE)
+    return [team_curve(needed, result, kind) for kind in kinds]
+
+
+def _is_same_way(all_reduce: LinkCurve, p2p: LinkCurve) -> bool:
+    """True where one can be held against the other: both through the vendor's library, or both through host memory."""
+    through_host_memory = (None, HOST_MEMORY)
+    if all_reduce.source is not Source.MEASURED:
+        return False
+    return all_reduce.backend == p2p.backend or {all_reduce.backend, p2p.backend} <= set(
+        through_host_memory
     )
-    one_message = LinkCurve(
-        link=needed.kind,
-        a=needed.a,
-        b=needed.b,
-        hosts=result.hosts,
-        addresses=result.addresses,
-        kind=CurveKind.P2P,
-        source=Source.MEASURED,
-        points=result.points,
-        latency_s=fit.latency_s,
-        bytes_per_s=fit.bytes_per_s,
-        why=f"one TCP stream, sent by {result.slower_from}, the slower of both directions",
-    )
-    return link, (one_message, all_reduce_curve(one_message, fit))
 
 
-def all_reduce_curve(p2p: LinkCurve, fit: Fit) -> LinkCurve:
-    """Derive an all-reduce of the two ends: a ring of 2 makes 2 hops with half of the bytes in each."""
-    points = tuple(
-        CurvePoint(num_bytes=p.num_bytes, seconds=2 * fit.seconds(p.num_bytes / 2))
-        for p in p2p.points
+def _no_native(needed: NeededLink, result: TeamResult) -> str:
+    way = (
+        "figures are of the way through host memory"
+        if needed.kind is LinkKind.INSIDE_HOST
+        else "there is no all-reduce of the vendor's own library"
     )
-    return LinkCurve(
-        link=p2p.link,
-        a=p2p.a,
-        b=p2p.b,
-        hosts=p2p.hosts,
-        addresses=p2p.addresses,
-        kind=CurveKind.ALL_REDUCE,
-        source=Source.MODELLED,
-        points=points,
-        latency_s=2 * fit.latency_s,
-        bytes_per_s=fit.bytes_per_s,
-        why="derived from the measured p2p fit: ring of the two ends, 2 hops of half the bytes",
-    )
+    return f"link {needed.name}: {result.team.backend} was not measured, {way}: {result.why}"
 
 
 def compare(needed: NeededLink, results: list[PairResult]) -> list[str]:

@@ -31,8 +31,8 @@ LOOPBACK = "127.0.0.1"
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KiB to 64 MiB
 QUICK_SIZES = tuple(1 << power for power in range(10, 25, 2))  # to 16 MiB
 GLANCE_SIZES = (1 << 10, 1 << 20, 4 << 20)  # of the pairs that are compared with the measured one
-_PORTS = range(20000, 32768)  # below the range that the kernel gives to outgoing connections
-_PORT_TRIES = 5
+PORTS = range(20000, 32768)  # below the range that the kernel gives to outgoing connections
+PORT_TRIES = 5
 _CONNECT_S = 20.0
 _DEADLINE_S = 90.0
 _HINT = (
@@ -110,7 +110,7 @@ def link_request(addresses: tuple[str, ...], effort: Effort) -> dict[str, Any]:
     return {
         "server_addr": addresses[0],
         "client_addr": addresses[-1],
-        "ports": [secrets.choice(_PORTS) for _ in range(_PORT_TRIES)],
+        "ports": [secrets.choice(PORTS) for _ in range(PORT_TRIES)],
         "token": secrets.token_hex(32),
         "sizes": list(effort.sizes),
         "min_repeats": effort.min_repeats,

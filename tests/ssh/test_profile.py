@@ -16,7 +16,8 @@ import pytest
 from hetrun.errors import HetrunError, JobError
 from hetrun.model import CurveKind, Facts, HostFacts, Inventory, LinkKind, Source
 from hetrun.probe import probe
-from hetrun.profile import pairs
+from hetrun.profile import collectives, pairs
+from hetrun.profile.collectives import host_memory_team, measure_team
 from hetrun.profile.network import Network, measure_network
 from hetrun.profile.pairs import GLANCE, QUICK, link_request, measure_pair
 from hetrun.transport.fanout import on_all
@@ -74,8 +75,15 @@ def test_bandwidth_of_a_limited_cable_is_found_within_ten_percent(hosts: Hosts) 
         ("10.77.0.1", "10.77.0.2"),
     )
     assert p2p.points[0].num_bytes == 1
-    assert all_reduce.kind is CurveKind.ALL_REDUCE
-    (said,) = found.warnings  # only what h1 sends is limited
+    assert (all_reduce.kind, all_reduce.source) == (CurveKind.ALL_REDUCE, Source.MEASURED)
+    assert (all_reduce.backend, all_reduce.num_ranks) == ("gloo", 2)
+    assert all_reduce.hosts == ("h1", "h2")
+    largest = all_reduce.points[-1]
+    # h1 sends half of the bytes to add them up there, and half to spread the sums
+    assert largest.num_bytes >= 4 << 20
+    assert largest.seconds == pytest.approx(largest.num_bytes / GOODPUT_BYTES_PER_S, rel=0.10)
+    assert all_reduce.bytes_per_s == pytest.approx(GOODPUT_BYTES_PER_S, rel=0.10)
+    (said,) = found.warnings  # only what h1 sends is limited; nothing odd about the all-reduce
     assert said.startswith("h1 - h2: what h1 sends takes")
 
 
@@ -100,6 +108,30 @@ def test_closed_way_is_an_error_that_names_both_ends(
     assert "data_addr" in (caught.value.hint or "")
     for host in hosts[:2]:
         host.wait_empty(5.0)
+
+
+def test_ranks_that_add_up_leave_nothing_and_a_dead_way_ends_them_in_bounded_time(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "_CONNECT_S", 3.0)
+    team = host_memory_team(plain(hosts[0]), plain(hosts[1]))
+    found = measure_team(team, GLANCE)
+    assert [point.num_bytes for point in found.all_reduce] == [4, *GLANCE.sizes]
+    for host in hosts[:2]:
+        host.wait_empty(5.0)
+    long = replace(GLANCE, min_repeats=100_000, max_repeats=100_000)
+    cut = threading.Timer(
+        8.0, hosts[0].inside, ("ip", "route", "add", "blackhole", f"{hosts[1].addr}/32")
+    )
+    started_s = time.monotonic()
+    cut.start()
+    try:
+        with pytest.raises(JobError, match=r"link between h1 .* and h2 "):
+            measure_team(team, long)
+        assert time.monotonic() - started_s < 30
+    finally:
+        cut.join()
+        hosts[0].inside("ip", "route", "del", "blackhole", f"{hosts[1].addr}/32")
 
 
 def test_packets_that_vanish_end_in_an_error_in_bounded_time(

@@ -179,7 +179,7 @@ def test_devices_of_all_hosts_meet_in_one_profile(lab: Lab) -> None:
     assert heard == [
         ("a1", "measured x"),
         ("a2", "measured y"),
-        ("a2 - a1", "across: 1 GB/s, 10 us"),
+        ("a2 - a1", "across: 1 GB/s, 10 us; all-reduce 2 GB/s"),
     ]
     assert len({who for who, _ in heard}) == num_steps(TWO)
     assert lab.pairs == [("a2", "a1")]
@@ -189,8 +189,12 @@ def test_devices_of_all_hosts_meet_in_one_profile(lab: Lab) -> None:
     assert link.latency_s == pytest.approx(1e-5, rel=1e-3)
     p2p, all_reduce = found.curves
     assert (p2p.kind, p2p.source) == (CurveKind.P2P, Source.MEASURED)
-    assert (all_reduce.kind, all_reduce.source) == (CurveKind.ALL_REDUCE, Source.MODELLED)
-    assert all_reduce.points[-1].seconds == pytest.approx(2 * (1e-5 + (1 << 25) / 1e9))
+    assert (all_reduce.kind, all_reduce.source) == (CurveKind.ALL_REDUCE, Source.MEASURED)
+    assert (all_reduce.backend, all_reduce.num_ranks, all_reduce.hosts) == ("gloo", 2, ("a2", "a1"))
+    assert all_reduce.bytes_per_s == pytest.approx(2e9)
+    assert found.warnings[0].startswith(
+        "link across, amd to nvidia: an all-reduce of 67.1 MB with gloo takes 33.6 ms, from single"
+    )
 
 
 def test_one_host_that_fails_fails_the_profile_and_the_rest_is_logged(

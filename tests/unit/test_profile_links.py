@@ -20,7 +20,7 @@ from hetrun.model import (
     Nic,
     Source,
 )
-from hetrun.profile import network, num_steps
+from hetrun.profile import curves, network, num_steps
 from hetrun.profile.links import NeededLink, assumed_link, data_nic, declared_link, needed_links
 from hetrun.profile.network import assumed_network, compare, measure_network
 from hetrun.profile.pairs import (
@@ -34,7 +34,13 @@ from hetrun.profile.pairs import (
     link_request,
     read_link,
 )
-from tests.unit.profile_lab import TWO, device, facts, host, pair_result
+from tests.unit.profile_lab import TWO, device, facts, host, pair_result, team_result
+
+
+@pytest.fixture(autouse=True)
+def teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ranks would measure; the tests of that stand in test_profile_collectives.py."""
+    monkeypatch.setattr(network, "measure_team", team_result)
 
 
 def nic(name: str, address: str, speed_mbps: int | None, *, up: bool = True) -> Nic:
@@ -123,11 +129,11 @@ def test_hosts_on_this_machine_meet_over_loopback() -> None:
     assert (link.bytes_per_s, link.source) == (2e9, Source.ASSUMED)
 
 
-def test_accelerators_in_a_box_are_closer_than_processes_and_said_to_be_assumed() -> None:
+def test_accelerators_in_a_box_are_assumed_closer_than_processes() -> None:
     cards = needed(host("a", device(0, "amd"), device(1, "amd")))[LinkKind.INSIDE_HOST]
     parts = needed(host("a", device(0, "cpu"), device(1, "cpu")))[LinkKind.INSIDE_HOST]
     assert assumed_link(cards).bytes_per_s > assumed_link(parts).bytes_per_s
-    found = measure_network(facts(host("a", device(0, "amd"), device(1, "amd"))), quick=False)
+    found = assumed_network(facts(host("a", device(0, "amd"), device(1, "amd"))))
     assert found.links[0].source is Source.ASSUMED
     assert "inside host, amd to amd was not measured" in found.warnings[0]
 
@@ -220,7 +226,7 @@ def test_no_bandwidth_is_an_error_not_a_figure(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(network, "measure_pair", measure)
     only = replace(TWO, links=())
-    monkeypatch.setattr(network, "fit_line", _refuse)
+    monkeypatch.setattr(curves, "fit_line", _refuse)
     with pytest.raises(JobError, match="link between a2 and a1: no bandwidth"):
         measure_network(only, quick=False)
 

@@ -63,7 +63,9 @@ def test_measured_link_names_its_hosts(
     Lab(monkeypatch)
     found = network.measure_network(CPUS, quick=False)
     one = replace(profile_from_spec(CPUS, RECIPE), links=found.links, curves=found.curves)
-    assert "inside island cpu - cpu 10.0 µs 954 MiB/s measured a1 - a2" in shown(one, capfd)
+    assert "inside island cpu - cpu 10.0 µs 954 MiB/s measured 1.9 GiB/s a1 - a2" in shown(
+        one, capfd
+    )
 
 
 def test_estimate_and_haste_exclude_each_other() -> None:
