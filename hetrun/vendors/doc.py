@@ -16,10 +16,17 @@ it stays empty, and a plan uses what `hetrun profile` measures.
 
 """
 
+_ADD = """
+To add one, write one file with a `Vendor` (see any file in `hetrun/vendors/`) and captured outputs with their right answers in
+`tests/vendors/<name>/`; [CONTRIBUTING.md](../CONTRIBUTING.md) has the steps. A package of your own joins through an entry point in the group
+`hetrun.vendors`, without a change here.
+"""
+
 
 def vendors_markdown(vendors: Mapping[str, Vendor]) -> str:
     """Return the page for these vendors."""
     parts = [_HEAD, *_table(_OVERVIEW, (_overview(vendor) for vendor in vendors.values()))]
+    parts.append(_ADD)
     parts.append(
         "\nEqual backend names do not mean that two vendors' ranks can talk: the library must be the same.\n"
     )
