@@ -81,8 +81,8 @@ def _fitted(curve: LinkCurve) -> LinkCurve:
     # a limiter lets small messages through at once, which would leave nothing for the latency
     fit = replace(fit, latency_s=max(fit.latency_s, curve.points[0].seconds))
     if fit.error > _POOR_FIT:
-        kind = curve.kind.value
-        log.warning("%s: the %s fit is off by %.0f %%", curve.hosts, kind, 100 * fit.error)
+        ends, kind = " - ".join(curve.hosts), curve.kind.value.replace("_", "-")
+        log.warning("%s: the %s fit is off by %.0f %%", ends, kind, 100 * fit.error)
     return replace(curve, latency_s=fit.latency_s, bytes_per_s=fit.bytes_per_s)
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import array
 import fcntl
+import importlib.metadata
 import importlib.util
 import ipaddress
 import json
 import os
+import re
 import selectors
 import socket
 import struct
@@ -154,8 +156,9 @@ def run(folder: Path, request: CollectiveRequest) -> CollectiveResult:
     with _other_host(request) as stream, _store(request) as listener:
         port = listener.getsockname()[1] if listener else 0
         if stream is not None:
-            theirs = _exchange(stream, {"port": port, "why": why})
-            why = why or (f"the other host: {theirs['why']}" if theirs["why"] else "")
+            mine = {"port": str(port), "why": why, "torch": _torch_version()}
+            theirs = _exchange(stream, mine)
+            why = why or why_not_meet(mine["torch"], theirs)
             port = port or int(theirs["port"])
         if why:
             return CollectiveResult(why=why)
@@ -191,7 +194,33 @@ def _exchange(stream: socket.socket, mine: Mapping[str, object]) -> dict[str, st
         theirs = json.loads(receive(stream, size))
     except (OSError, ValueError) as error:
         raise JobError(f"the other host broke off: {error}") from error
-    return {"port": str(theirs["port"]), "why": str(theirs["why"])}
+    return {key: str(theirs[key]) for key in ("port", "why", "torch")}
+
+
+def why_not_meet(torch: str, theirs: Mapping[str, str]) -> str:
+    """Return why ranks here cannot meet those of the other host, "" if they can.
+
+    Gloo's keys in the store changed in 2.6: both sides would sit out their whole timeout.
+    """
+    if theirs["why"]:
+        return f"the other host: {theirs['why']}"
+    known = [release for text in (torch, theirs["torch"]) if (release := _release(text))]
+    if len({release < (2, 6) for release in known}) > 1:
+        return f"torch {torch} cannot meet torch {theirs['torch']} of the other host"
+    return ""
+
+
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:  # a vendor's own build
+        return ""
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    """None where a vendor numbers in its own way, which tells nothing."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 # --- the ranks of this host -------------------------------------------------------------------------------

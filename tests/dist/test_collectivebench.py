@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +158,21 @@ def test_host_that_dies_in_the_middle_ends_the_other_soon_with_an_error(tmp_path
         os.kill(two.pid, signal.SIGKILL)
         started_s = time.monotonic()
         ended = wait(one)
+        assert ranks_of(tmp_path) == []
     assert ended.code == 1
     assert time.monotonic() - started_s < 8.0
     assert "the other host's part ended" in ended.output or "rank 0 ended" in ended.output
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Processes that still run with a job below the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if f"{folder}/host-".encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
 def test_host_that_nobody_joins_gives_up_in_time(tmp_path: Path) -> None:
