@@ -154,9 +154,9 @@ def _device(old: Device, new: Device) -> Iterator[str]:
 
 
 def _ports(host: str, old: HostFacts, new: HostFacts) -> Iterator[Change]:
-    """Yield changes of interfaces with an address and of RDMA ports."""
-    before = {**_nics(old.nics), **_rdma(old.rdma)}
-    after = {**_nics(new.nics), **_rdma(new.rdma)}
+    """Yield changes of interfaces with an address, of RDMA ports and of ports inside devices."""
+    before = {**_nics(old.nics), **_rdma(old.rdma), **_inside(old)}
+    after = {**_nics(new.nics), **_rdma(new.rdma), **_inside(new)}
     for name in [*after, *(name for name in before if name not in after)]:
         was, now = before.get(name), after.get(name)
         if was == now:
@@ -188,6 +188,14 @@ def _rdma(ports: Sequence[RdmaNic]) -> dict[str, str]:
             parts.append(f"gid {port.gid_index} {port.addr}")
         found[f"{port.device}/{port.port}"] = ", ".join(parts)
     return found
+
+
+def _inside(host: HostFacts) -> dict[str, str]:
+    states = {True: "up", False: "down", None: "state not told"}
+    return {
+        f"RoCE inside device {port.device}": f"{port.address or 'no address'}, {states[port.up]}"
+        for port in host.device_ports
+    }
 
 
 def _named(device: Device) -> str:

@@ -217,6 +217,7 @@ VENDOR = Vendor(
     errors=(
         ("driver_not_loaded", ToolError.DRIVER_MISSING),
         ("modprobe amdgpu", ToolError.DRIVER_MISSING),
+        ("rsmi_init() failed", ToolError.DRIVER_MISSING),
         ("missing the following required group", ToolError.PERMISSION_DENIED),
     ),
     unverified=(

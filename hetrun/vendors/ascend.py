@@ -280,6 +280,7 @@ VENDOR = Vendor(
     errors=(
         ("-8020", ToolError.DEVICE_BUSY),
         ("-8002", ToolError.PERMISSION_DENIED),
+        ("-8005", ToolError.PERMISSION_OR_DRIVER),
         ("dcmi module initialize failed", ToolError.PERMISSION_OR_DRIVER),
         ("dcmi model initialize", ToolError.PERMISSION_OR_DRIVER),
     ),

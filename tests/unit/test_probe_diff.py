@@ -11,6 +11,7 @@ from hetrun.cli import render
 from hetrun.model import (
     GIB,
     Device,
+    DevicePort,
     Facts,
     HostFacts,
     HostSpec,
@@ -150,3 +151,11 @@ def test_changes_are_shown_once_for_all_hosts_that_share_them(
     assert "~ a0, a1, a2 and 5 more: torch 2.6.0 -> 2.7.0" in err
     assert err.count("torch") == 1
     assert "nothing changed since old.json" in err
+
+
+def test_port_inside_a_device_that_goes_down_is_a_change() -> None:
+    up = DevicePort(device=3, address="10.0.0.3", up=True)
+    (change,) = compare(
+        facts(host(device_ports=(up,))), facts(host(device_ports=(replace(up, up=False),)))
+    )
+    assert change.what == "RoCE inside device 3: 10.0.0.3, up -> 10.0.0.3, down"

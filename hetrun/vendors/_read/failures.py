@@ -42,6 +42,7 @@ _DRIVER = (
     "driver not found",
     "driver not running",
     "no driver",
+    "_no_driver",
     "not found in modules",
     "module not loaded",
     "module is not loaded",
@@ -88,6 +89,7 @@ _USAGE = (
     "option not recognized",
     "flag provided but not defined",
     "unexpected argument",
+    "exec format error",
 )
 _MISSING_AFTER = (  # what shells say after the name of a command that they do not find
     "command not found",
@@ -112,7 +114,9 @@ _NO_DEVICE = re.compile(
     r"\b(?:device|gpu|gcu|card|npu|mlu|dcu|hcu|xpu|accelerator|chip|board)s?\b"
     r"[^.:;,]{0,30}\b(?:found|detected|discovered|present|available|attached|specified)\b"
     r"|\bno (?:supported )?(?:device|gpu|accelerator|card|board|npu|dcu|hcu)s?[.!]?\s{0,4}$"
-    r"|\bno device discovered\b|\bfailed to find any\b[^.:;,]{0,30}\bdevice"
+    r"|\b(?:can ?not|could not|couldn't|unable to|failed to) find\b[^.:;,]{0,40}"
+    r"\b(?:device|gpu|gcu|card|npu|mlu|dcu|hcu|xpu|accelerator)s?\b"
+    r"|_no_device\b|\bno device discovered\b|\bfailed to find any\b[^.:;,]{0,30}\bdevice"
 )
 _NOT_LOADED = re.compile(r"\b(?:unable to|failed to|cannot|can't|could not|couldn't) load\b")
 _LOST = re.compile(

@@ -114,7 +114,7 @@ def _why_none(
     if run.rc in _TIMEOUT_CODES:
         return ToolError.TIMEOUT
     if run.rc == 126:
-        return ToolError.PERMISSION_DENIED
+        return found or ToolError.PERMISSION_DENIED
     if found is not None or answer.error is not None:
         return found or answer.error
     if run.rc is not None and run.rc in vendor.rc_errors:
