@@ -14,7 +14,7 @@ from hetrun.model import Pins, Recipe
 from hetrun.strictyaml import BadKeysError, config_error, read_text, read_yaml, to_noun
 
 _HINT = "recipes/tiny-llama.yaml shows the keys, docs/recipes.md explains them"
-NUM_BYTE_TOKENS = 256  # text is cut into bytes, whatever its kind
+NUM_BYTE_TOKENS = 256  # where no tokenizer is named
 _MAX_CONFIG_BYTES = 4 << 20
 
 
@@ -39,7 +39,7 @@ def load_recipe(path: Path) -> Recipe:
         recipe = to_noun(Recipe, content)
     except BadKeysError as error:
         raise config_error(path, error.problems, hint=_HINT) from error
-    if recipe.model.vocab_size < NUM_BYTE_TOKENS:
+    if recipe.data.is_bytes and recipe.model.vocab_size < NUM_BYTE_TOKENS:
         what = f"{recipe.model.vocab_size}, need at least {NUM_BYTE_TOKENS} for byte tokens"
         raise config_error(path, [(("model", "vocab_size"), what)], hint=_HINT)
     if positions is not None and recipe.data.seq_len > positions:

@@ -142,7 +142,8 @@ class LaunchView(LiveLine):
                 self._on_step(event)
             elif isinstance(event, EvaluationEvent) and event.step > self._evaluated:
                 self._evaluated = event.step
-                self.say(cell(f"held-out loss {format_loss(event.loss)} after step {event.step + 1}"))
+                words = f"held-out loss {format_loss(event.loss)} after step {event.step + 1}"
+                self.say(cell(words))
 
     def on_line(self, host: str, rank: int | None, line: str) -> None:
         """A rank wrote a line of its own."""

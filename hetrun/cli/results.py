@@ -212,11 +212,19 @@ def _figures(report: RunReport) -> Table:
         f"{format_rate(report.tokens_per_s, 'tokens')} ({report.kind})",
         f"{format_seconds(report.step_s)} ({report.kind})",
         f"{format_seconds(report.predicted_step_s)} ({format_change(report.prediction_error)})",
-        f"{format_loss(report.loss.first)} to {format_loss(report.loss.last)}",
+        _losses(report),
         f"{report.steps} of {report.planned_steps}",
         format_seconds(report.wall_s),
     )
     return table
+
+
+def _losses(report: RunReport) -> str:
+    """Such as "5.528 to 2.599 (held out 2.71)"."""
+    words = f"{format_loss(report.loss.first)} to {format_loss(report.loss.last)}"
+    if report.held_out:
+        words += f" (held out {format_loss(report.held_out[-1].loss)})"
+    return words
 
 
 def _rank_table(report: RunReport) -> Table:

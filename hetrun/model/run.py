@@ -88,7 +88,20 @@ class EndEvent(Noun):
     parameters_sha: str
 
 
-Event = StartEvent | StepEvent | TraceEvent | ErrorEvent | EndEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEvent(Noun):
+    """The loss of the held-out rows after a step; equal on all ranks, whatever the plan."""
+
+    event: str = "evaluation"
+    rank: int
+    step: int  # the last one before it, from 0
+    wall_s: float
+    loss: float  # mean over the tokens of all held-out rows
+    num_tokens: int
+    evaluation_s: float  # on the run's clock; no part of any step
+
+
+Event = StartEvent | StepEvent | TraceEvent | EvaluationEvent | ErrorEvent | EndEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +138,14 @@ class LossCurve(Noun):
     first: float
     last: float
     values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutLoss(Noun):
+    """Loss of the held-out rows after a step."""
+
+    step: int
+    loss: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,3 +241,4 @@ class RunReport(Noun):
     failures: tuple[Failure, ...] = ()  # the first is the root cause
     idle_devices: tuple[str, ...] = ()
     runner_up: str = ""
+    held_out: tuple[HeldOutLoss, ...] = ()

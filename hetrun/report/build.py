@@ -16,6 +16,7 @@ from hetrun.model import (
     Efficiency,
     EvenSplitReport,
     Failure,
+    HeldOutLoss,
     LossCurve,
     Plan,
     RankTrace,
@@ -85,6 +86,7 @@ def build_report(run_dir: Path) -> RunReport:
         failures=failures,
         idle_devices=plan.idle_devices,
         runner_up=plan.runner_up,
+        held_out=tuple(HeldOutLoss(step=step, loss=x) for step, x in gathered.held_out.items()),
     )
     return replace(report, warnings=doubts(report, plan, outcome, gathered=gathered))
 

@@ -36,10 +36,11 @@ _PARTS = (
 
 def loss_section(report: RunReport) -> Html:
     """The loss curve."""
+    words = "Mean over the tokens of the global batch, per step."
+    if report.held_out:
+        words += " Rings: mean over the tokens of the held-out rows, after that step."
     return _section(
-        "Loss",
-        "Mean over the tokens of the global batch, per step.",
-        loss_chart(report.loss.values, report.first_step),
+        "Loss", words, loss_chart(report.loss.values, report.first_step, report.held_out)
     )
 
 

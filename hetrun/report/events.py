@@ -14,7 +14,15 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
 from hetrun.errors import ConfigError, StorageError
-from hetrun.model import EndEvent, ErrorEvent, Event, StartEvent, StepEvent, TraceEvent
+from hetrun.model import (
+    EndEvent,
+    ErrorEvent,
+    EvaluationEvent,
+    Event,
+    StartEvent,
+    StepEvent,
+    TraceEvent,
+)
 from hetrun.report.words import printable
 
 MAX_LINE_BYTES = 64 << 20  # a trace of a deep pipeline has some 100,000 spans of 80 bytes
@@ -23,6 +31,7 @@ _KINDS = {
     "start": StartEvent,
     "step": StepEvent,
     "trace": TraceEvent,
+    "evaluation": EvaluationEvent,
     "error": ErrorEvent,
     "end": EndEvent,
 }
@@ -68,11 +77,12 @@ def read_events(path: Path, warn: Callable[[str], None]) -> Iterator[Event]:
 def _adapter() -> TypeAdapter[Event]:
     """The union of all events, told apart by their field `event`."""
     start, step, trace = Tag("start"), Tag("step"), Tag("trace")
-    error, end = Tag("error"), Tag("end")
+    error, end, evaluation = Tag("error"), Tag("end"), Tag("evaluation")
     union: Any = Annotated[
         Annotated[StartEvent, start]
         | Annotated[StepEvent, step]
         | Annotated[TraceEvent, trace]
+        | Annotated[EvaluationEvent, evaluation]
         | Annotated[ErrorEvent, error]
         | Annotated[EndEvent, end],
         Discriminator(_event_name),
@@ -139,6 +149,8 @@ def _check(event: Event, where: str) -> None:
             seconds = getattr(event, key)
             if seconds < -1e-6 * event.step_s:  # rounding
                 raise _wrong(where, key, f"is {seconds}, need 0 or more")
+    if isinstance(event, EvaluationEvent) and event.step < 0:
+        raise _wrong(where, "step", f"is {event.step}, need 0 or more")
     if isinstance(event, TraceEvent):
         for index, span in enumerate(event.spans):
             if not 0 <= span.start_s <= span.end_s:

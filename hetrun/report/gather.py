@@ -9,7 +9,14 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetrun.model import EndEvent, ErrorEvent, StartEvent, StepEvent, TraceEvent
+from hetrun.model import (
+    EndEvent,
+    ErrorEvent,
+    EvaluationEvent,
+    StartEvent,
+    StepEvent,
+    TraceEvent,
+)
 from hetrun.report.events import read_events
 
 _FILE = re.compile(r"rank-(\d{4,9})\.jsonl")
@@ -33,6 +40,7 @@ class RankSums:
     step_s: float = 0.0
     peak_memory_bytes: int | None = None
     traces: list[TraceEvent] = field(default_factory=list)
+    held_out: dict[int, float] = field(default_factory=dict)
 
     def add(self, event: StepEvent) -> None:
         """Count one step."""
@@ -81,6 +89,9 @@ class Gathered:
 
     ranks: dict[int, RankSums]
     steps: tuple[StepSums, ...]
+    held_out: dict[
+        int, float
+    ]  # step -> loss of the held-out rows; that of the first rank to say it
     warnings: tuple[str, ...]
 
 
@@ -106,7 +117,11 @@ def gather(folder: Path, *, num_ranks: int) -> Gathered:
         sums = _read_rank(path, rank, steps, warnings)
         if sums.start or sums.first or sums.error or sums.end:
             ranks[rank] = sums
-    return Gathered(ranks, tuple(steps[step] for step in sorted(steps)), tuple(warnings))
+    held_out: dict[int, float] = {}
+    for sums in ranks.values():
+        held_out = {**sums.held_out, **held_out}
+    in_order = tuple(steps[step] for step in sorted(steps))
+    return Gathered(ranks, in_order, dict(sorted(held_out.items())), tuple(warnings))
 
 
 def _read_rank(path: Path, rank: int, steps: dict[int, StepSums], warnings: list[str]) -> RankSums:
@@ -134,11 +149,15 @@ def _read_rank(path: Path, rank: int, steps: dict[int, StepSums], warnings: list
     return sums
 
 
-def _keep(event: StartEvent | TraceEvent | ErrorEvent | EndEvent, sums: RankSums) -> None:
+def _keep(
+    event: StartEvent | TraceEvent | EvaluationEvent | ErrorEvent | EndEvent, sums: RankSums
+) -> None:
     if isinstance(event, StartEvent):
         sums.start = event
     elif isinstance(event, TraceEvent):
         sums.traces = [*sums.traces, event][-_KEPT_TRACES:]
+    elif isinstance(event, EvaluationEvent):
+        sums.held_out.setdefault(event.step, event.loss)
     elif isinstance(event, ErrorEvent):
         sums.error = sums.error or event
     else:

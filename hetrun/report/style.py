@@ -66,7 +66,7 @@ svg text.axis{fill:var(--soft)}
 svg.defs{position:absolute}
 .grid{stroke:var(--line);stroke-width:1}.tick{stroke:var(--soft);stroke-width:1}.hatch{stroke:var(--hatch);stroke-width:2.5}
 .loss{fill:none;stroke:var(--accent);stroke-width:2;vector-effect:non-scaling-stroke;stroke-linejoin:round}
-.dot{fill:var(--accent)}
+.dot{fill:var(--accent)}.ring{fill:var(--card);stroke:var(--ink);stroke-width:1.5}
 .meter{overflow:visible;margin:3px 0 2px}.meter .run{fill:var(--accent)}.meter .evn{fill:var(--even)}
 .mark{stroke:var(--ink);stroke-width:1.5}rect.track{fill:var(--track)}
 .chart{display:grid;grid-template-columns:48px minmax(0,1fr);padding:12px 6px 0 0}.plot{overflow:visible}

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hetrun.model import RankTrace, RankUse, Span
+from hetrun.model import HeldOutLoss, RankTrace, RankUse, Span
 from hetrun.report.markup import Child, Html, el, join
 from hetrun.report.words import format_loss, format_percent, format_seconds
 
 _WIDE = 10000.0  # units of a stretched drawing
 _MOST_POINTS = 800
+_MOST_RINGS = 200
 _MOST_SINGLE_SPANS = 4000  # more than that are drawn as one path per lane and kind, without titles
 _LANE_HEIGHT = 22
 _CLASS_OF = {"F": "f", "B": "b", "sync": "sync", "optimizer": "opt"}
@@ -35,9 +36,14 @@ def hatch() -> Html:
     return el("svg", el("defs", pattern), width=0, height=0, class_="defs", aria_hidden="true")
 
 
-def loss_chart(values: Sequence[float], first_step: int) -> Html:
-    """A line of the loss over steps, with round numbers on both axes."""
-    ticks = round_ticks(min(values), max(values), 4)
+def loss_chart(
+    values: Sequence[float], first_step: int, held_out: Sequence[HeldOutLoss] = ()
+) -> Html:
+    """A line of the loss over steps and rings for the held-out rows, with round numbers on both axes."""
+    points_at = [(item.step - first_step, item.loss) for item in held_out]
+    points_at = [(at, loss) for at, loss in points_at if 0 <= at < len(values)]
+    seen = [*values, *(loss for _, loss in points_at)]
+    ticks = round_ticks(min(seen), max(seen), 4)
     low, high = ticks[0], ticks[-1]
     height = 220.0
 
@@ -67,6 +73,17 @@ def loss_chart(values: Sequence[float], first_step: int) -> Html:
         r=4,
         class_="dot",
     )
+    rings = [
+        el(
+            "circle",
+            el("title", f"held out, after step {first_step + at}: {format_loss(loss)}"),
+            cx=f"{100.0 * at / max(last, 1):.2f}%",
+            cy=y_of(loss),
+            r=4,
+            class_="ring",
+        )
+        for at, loss in _some(points_at)
+    ]
     plot = el(
         "svg",
         *lines,
@@ -79,6 +96,7 @@ def loss_chart(values: Sequence[float], first_step: int) -> Html:
             height=height,
             overflow="visible",
         ),
+        *rings,
         dot,
         *feet,
         width="100%",
@@ -87,6 +105,8 @@ def loss_chart(values: Sequence[float], first_step: int) -> Html:
     )
     axis = el("svg", *labels, width=48, height=height + 44, class_="yaxis", aria_hidden="true")
     text = f"Loss from {format_loss(values[0])} to {format_loss(values[-1])}"
+    if points_at:
+        text += f", {format_loss(points_at[-1][1])} on held-out rows"
     return el("div", axis, plot, class_="chart", role="img", aria_label=text)
 
 
@@ -169,6 +189,11 @@ def thin(values: Sequence[float], most: int = _MOST_POINTS) -> list[tuple[int, f
         kept.add(min(run, key=lambda index: values[index]))
         kept.add(max(run, key=lambda index: values[index]))
     return [(index, values[index]) for index in sorted(kept)]
+
+
+def _some(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Of many points those that `thin` keeps."""
+    return [points[index] for index, _ in thin([loss for _, loss in points], _MOST_RINGS)]
 
 
 def _lane(spans: Sequence[Span], end_s: float, colour: int, *, single: bool) -> Html:

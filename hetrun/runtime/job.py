@@ -33,6 +33,12 @@ def events_path(job_dir: Path, rank: int) -> Path:
     return job_dir / "events" / f"rank-{rank:04d}.jsonl"
 
 
+def data_cache(job_dir: Path) -> Path:
+    """Where this host keeps prepared data: beside the folder of all jobs, so that it outlives this one."""
+    jobs = job_dir.resolve().parent
+    return jobs.parent / "data" if jobs.name == "jobs" else job_dir / "data"
+
+
 def read_plan(job_dir: Path) -> Plan:
     """Load plan.json.
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from hetrun.runtime.agreement import Agreement
 from hetrun.runtime.data import TokenStream, open_stream
 from hetrun.runtime.device import local_index, open_device
 from hetrun.runtime.groups import collective_timeout
+from hetrun.runtime.prepare import Cache
 from hetrun.runtime.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -35,16 +37,25 @@ def run(
     rank: RankPlan,
     *,
     store: dist.Store,
+    cache_dir: Path,
     write: Callable[[Event], None],
     before_step: Callable[[int], None],
 ) -> None:
-    """Train as the plan says; `before_step` is told the number of each step before it begins."""
+    """Train as the plan says; `before_step` is told the number of each step before it begins.
+
+    `cache_dir` is this host's, for data that is prepared once for all its ranks.
+    """
     if rank.emulated:
         torch.set_num_threads(1)  # emulated chips share the cores of their host
     recipe = plan.recipe
     index = local_index(plan.split.ranks, rank)
     device = open_device(rank.torch_device, rank.torch_plugin, index)
-    stream = open_stream(recipe.data, vocab_size=recipe.model.vocab_size, seed=recipe.train.seed)
+    stream = open_stream(
+        recipe.data,
+        vocab_size=recipe.model.vocab_size,
+        seed=recipe.train.seed,
+        cache=Cache(folder=cache_dir, timeout_s=recipe.launch.start_timeout_s),
+    )
     agree(plan, rank, stream, store)
     join(plan, rank, store)
     trainer = Trainer(plan, rank.rank, stream=stream, device=device)

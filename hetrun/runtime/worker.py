@@ -25,7 +25,7 @@ from hetrun.arch import need_trainable
 from hetrun.errors import ConfigError, HetrunError, StorageError
 from hetrun.model import Plan, RankPlan
 from hetrun.runtime.events import EventWriter, error_event
-from hetrun.runtime.job import events_path, read_env, read_plan
+from hetrun.runtime.job import data_cache, events_path, read_env, read_plan
 from hetrun.runtime.process import die_with_parent, leave
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,14 @@ def _run(job_dir: Path, last_words: LastWords) -> None:
     from hetrun.runtime import loop  # torch comes only now, with the environment complete
 
     store = loop.meet(plan)
-    loop.run(plan, planned, store=store, write=last_words.events.write, before_step=before_step)
+    loop.run(
+        plan,
+        planned,
+        store=store,
+        cache_dir=data_cache(job_dir),
+        write=last_words.events.write,
+        before_step=before_step,
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from hetrun.model import Plan, StagePlan
-from hetrun.runtime.data import TokenStream
+from hetrun.runtime.data import ByteText, TokenStream
 from hetrun.runtime.device import TORCH_DTYPE
 from hetrun.runtime.loop import join
 from hetrun.runtime.network import Stage
@@ -51,9 +51,9 @@ class Reference:
 def open_test_stream(plan: Plan, is_ragged: bool) -> TokenStream:
     """The stream of a test; masks are ragged or full."""
     return TokenStream(
-        TEXT,
+        ByteText(TEXT, vocab_size=plan.recipe.model.vocab_size),
         seq_len=SEQ_LEN,
-        vocab_size=plan.recipe.model.vocab_size,
+        held_out_rows=plan.recipe.data.held_out_rows,
         seed=plan.recipe.train.seed,
         row_length=ragged if is_ragged else None,
     )

@@ -73,7 +73,7 @@ def test_numbers_lists_and_switches_are_typed(write: Write) -> None:
     [
         (DATA + TRAIN, "model: is missing"),
         (MODEL + DATA + "train: {step: 3, global_batch_rows: 4}\n", "did you mean steps?"),
-        (MODEL + TRAIN + "data: {seq_len: 8, kind: text}\n", "kind text needs a path"),
+        (MODEL + TRAIN + "data: {seq_len: 8, kind: text}\n", "path None with kind text"),
         (
             MODEL.replace("257", "255") + DATA + TRAIN,
             "model.vocab_size: 255, need at least 256 for byte tokens",
