@@ -100,6 +100,12 @@ def test_a_slice_has_none_of_its_gpu_s_published_figures() -> None:
     assert vendor.find_model("NVIDIA A100 80GB PCIe MIG 3g.40gb") is None
 
 
+def test_table_cut_among_the_instances_says_so() -> None:
+    cut = TABLE[: TABLE.index("37MiB / 40192MiB")]
+    assert "output_unterminated" in read_tool("nvidia", "nvidia-smi", stdout=cut).warnings
+    assert "output_unterminated" not in read_tool("nvidia", "nvidia-smi", stdout=TABLE).warnings
+
+
 def test_log_in_xml_tells_each_instance_s_memory() -> None:
     text = (
         '<?xml version="1.0" ?>\n<nvidia_smi_log><attached_gpus>1</attached_gpus>'

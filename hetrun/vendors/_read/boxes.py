@@ -68,7 +68,7 @@ def read_smi(run: ToolRun, *, driver: str | None) -> ToolAnswer | None:
     if any(device.memory_bytes is None for device in devices):
         warnings.append("memory_unknown")
     torn = run.open_end and run.lines[-1:] and run.lines[-1].startswith("|")
-    if devices and (is_open or (torn and cells(run.lines[-1]) is None)):
+    if devices and (is_open or (torn and not run.lines[-1].endswith("|"))):
         warnings.append("output_unterminated")
     error = ToolError.PARTIAL_DEVICE_ERROR if num_broken else None
     return ToolAnswer(devices=tuple(devices), error=error, warnings=tuple(warnings))
