@@ -5,19 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
 from math import ceil, floor, isfinite
 
 from hetrun.model.base import SCHEMA_VERSION, Noun, Source, need
 from hetrun.model.inventory import HostSpec, Link
-from hetrun.model.recipe import Recipe
-
-
-class Order(str, Enum):
-    """Order of forwards and backwards on the stages of a pipeline."""
-
-    ONE_F_ONE_B = "1f1b"
-    ZERO_BUBBLE = "zero-bubble"  # the backward of the weights waits for a gap, up to a bound
+from hetrun.model.recipe import Order, Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

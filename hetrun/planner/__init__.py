@@ -16,7 +16,7 @@ from hetrun.planner.pins import choose
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import Outcome, search
 from hetrun.planner.targets import TorchTarget, torch_targets
-from hetrun.planner.words import plural, runner_up_words, verdict_words
+from hetrun.planner.words import order_notes, plural, runner_up_words, verdict_words
 
 __all__ = ["TorchTarget", "limited", "plan", "torch_targets"]
 
@@ -46,7 +46,12 @@ def plan(
     if even is not None:
         check_split(even, facts, profile, recipe)
     bound = lower_bound(problem, shapes_s=outcome.bound_s)
-    notes = (*chosen.notes, *_price_of_few_shapes(problem, chosen.free), *problem.notes)
+    notes = (
+        *chosen.notes,
+        *order_notes(outcome.best, outcome.plain),
+        *_price_of_few_shapes(problem, chosen.free),
+        *problem.notes,
+    )
     return Plan(
         created=created,
         recipe=recipe,

@@ -5,7 +5,7 @@ A plan that fails here is our bug, so all of it raises ValueError.
 
 from __future__ import annotations
 
-from hetrun.model import Facts, Profile, RankPlan, Recipe, ReplicaPlan, Split
+from hetrun.model import Facts, Order, Profile, RankPlan, Recipe, ReplicaPlan, Split
 from hetrun.planner.recost import recost
 
 TOLERANCE = 1e-9
@@ -71,21 +71,55 @@ def _check_replica(
 ) -> None:
     """Each layer once and in order, embedding first, head last, memory kept, windows that cannot stall."""
     stages = replica.stages
-    end = 0
+    _check_layers(number, replica, recipe.model.num_layers)
+    _check_bounds(number, replica)
     for index, stage in enumerate(stages):
         name = f"replica {number} stage {index}"
-        _need(stage.first_layer == end, f"{name}: first layer {stage.first_layer}, need {end}")
-        end += stage.num_layers
         _need(stage.has_embedding == (index == 0), f"{name}: embedding")
         _need(stage.has_head == (index == len(stages) - 1), f"{name}: head")
         limit = stage.memory_limit_bytes
         _need(limit is None or stage.memory_bytes <= limit, f"{name}: {stage.memory_bytes} bytes")
-        if index:
-            _need(stage.window <= stages[index - 1].window, f"{name}: wider than upstream")
         for rank in stage.ranks:
             place = (ranks[rank].replica, ranks[rank].stage)
             _need(place == (number, index), f"{name}: rank {rank} says {place}")
-    _need(end == recipe.model.num_layers, f"replica {number}: holds {end} layers")
+
+
+def _check_layers(number: int, replica: ReplicaPlan, num_layers: int) -> None:
+    """Stages hold all layers in order; two neighbours share one where the cut between them is no whole number."""
+    end = 0
+    for index, stage in enumerate(replica.stages):
+        shared = bool(index and replica.cuts and replica.cuts[index - 1] % 1)
+        first = end - shared
+        name = f"replica {number} stage {index}"
+        _need(stage.first_layer == first, f"{name}: first layer {stage.first_layer}, need {first}")
+        _need(stage.num_layers > 0 or not replica.cuts, f"{name}: cut to nothing")
+        end = first + stage.num_layers
+        if replica.cuts and index < len(replica.cuts):
+            whole = replica.cuts[index] <= end < replica.cuts[index] + 1
+            _need(whole, f"{name}: ends at layer {end}, its cut is {replica.cuts[index]}")
+    _need(end == num_layers, f"replica {number}: holds {end} layers")
+
+
+def _check_bounds(number: int, replica: ReplicaPlan) -> None:
+    """Windows and the microbatches held until W are those that the order allows; no recomputed layer puts off its W."""
+    strict = replica.order is Order.ONE_F_ONE_B and not replica.cuts
+    strict = strict and all(stage.lanes == 1 for stage in replica.stages)
+    before = replica.num_microbatches
+    for index, stage in enumerate(replica.stages):
+        name = f"replica {number} stage {index}"
+        _need(
+            not strict or stage.window <= before,
+            f"{name}: window {stage.window}, wider than upstream",
+        )
+        before = stage.window
+        splits = replica.order is Order.ZERO_BUBBLE
+        held = stage.most_held
+        _need(
+            (held is not None) == splits,
+            f"{name}: holds {held} until W, order {replica.order.value}",
+        )
+        _need(held is None or held >= stage.window, f"{name}: holds {held}, window {stage.window}")
+        _need(not (splits and stage.recompute), f"{name}: recomputes and puts off W")
 
 
 def _need(condition: bool, message: str) -> None:

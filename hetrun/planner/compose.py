@@ -7,6 +7,7 @@ so the best T is the least at which the integer programme of `knapsack.py` over 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 from math import floor
 
 from hetrun.planner.estimate import Combo
@@ -85,15 +86,24 @@ def _with_shapes(
     for multiset in listed:
         for rows in choices:
             members = [ordered[use, rows] for use, _ in multiset]
-            for place in range(min(variants, max(len(shapes) for shapes in members))):
-                combo = tuple(
-                    (shapes[min(place, len(shapes) - 1)], count)
-                    for shapes, (_, count) in zip(members, multiset, strict=True)
-                    if shapes
-                )
-                yield combo
+            counts = [count for _, count in multiset]
+            for shapes in _picked(members, variants):
+                combo = tuple((s, n) for s, n in zip(shapes, counts, strict=True) if s is not None)
+                if combo:
+                    yield combo
                 if variants > _VARIANTS:
                     yield from _unlike(combo, members)
+
+
+def _picked(members: Sequence[Sequence[Shape]], variants: int) -> Iterator[tuple[Shape | None, ...]]:
+    """Yield a shape of each use: the best, the second best and so on; of few multisets any with any other."""
+    if variants > _VARIANTS and len(members) > 1:
+        each = max(2, floor(variants ** (2 / len(members))))
+        some: list[Sequence[Shape | None]] = [shapes[:each] or [None] for shapes in members]
+        yield from product(*some)
+        return
+    for place in range(min(variants, max(len(shapes) for shapes in members))):
+        yield tuple(shapes[min(place, len(shapes) - 1)] if shapes else None for shapes in members)
 
 
 def _unlike(combo: Combo, members: Sequence[Sequence[Shape]]) -> Iterator[Combo]:

@@ -48,7 +48,30 @@ def timing_at(
         spread=max(timing.spread for timing in timings),
         runs=_runs_at(timings, rows),
         **seconds,
+        **_weights_at(timings, rows),
     )
+
+
+def _weights_at(timings: Sequence[RowTiming], rows: int) -> dict[str, Any]:
+    """Return the seconds of the weights' gradients, None where some size has no figure."""
+    parts: dict[str, Any] = {}
+    for part in ("layer_weights_s", "head_weights_s"):
+        points = [(t.rows, getattr(t, part)) for t in timings]
+        known = all(seconds is not None for _, seconds in points)
+        parts[part] = _value_at(points, rows) if known else None
+    return parts
+
+
+def splits_backward(timing: RowTiming) -> bool:
+    """Whether figures say how much of a backward only the weights need; where layers differ none do."""
+    known = timing.layer_weights_s is not None and timing.head_weights_s is not None
+    return known and not timing.runs
+
+
+def weights_seconds(timing: RowTiming, piece: Piece) -> float:
+    """Return the seconds of a stage's backward that only the gradients of its weights need."""
+    head_s = timing.head_weights_s or 0.0
+    return piece.num_layers * (timing.layer_weights_s or 0.0) + piece.has_head * head_s
 
 
 def _runs_at(timings: Sequence[RowTiming], rows: int) -> tuple[RunTiming, ...]:

@@ -6,26 +6,41 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from hetrun.model import StagePlan
+from hetrun.model import ReplicaPlan
 from hetrun.planner.apportion import Part, apportion
 from hetrun.planner.cost import layers_seconds
 from hetrun.planner.estimate import Combo, parts_of
-from hetrun.planner.layout import Draft, Layout, lay_out
+from hetrun.planner.layout import PLAIN, Draft, Layout, Style, lay_out, restyled
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape, ShapeMaker, pieces
-from hetrun.schedule import pipeline_ends, plain_window, stage_times
+from hetrun.planner.variety import FEW
+from hetrun.schedule import plain_window
+from hetrun.schedule.step import known_ends
 
 _BETTER = 1 - 1e-9
-_NEXT_TO_NOTHING = 1e-4
+NEXT_TO_NOTHING = 1e-4
+_SHORT = 4  # stages; up to here a layer moves between any two
+PERIOD = 89  # microbatches after which real cuts nearly repeat: 0.618 x 89 = 55.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Replicas of one shape; they may differ in their number of microbatches."""
+    """Replicas of one shape that work alike; they may differ in their number of microbatches."""
 
     shape: Shape
     windows: tuple[int, ...]
     counts: tuple[int, ...]
+    style: Style = PLAIN
+
+    def draft(self, count: int) -> Draft:
+        """Return a replica of so many microbatches, none of which can be held more than once."""
+        style = self.style
+        return Draft(
+            shape=self.shape,
+            windows=tuple(min(window, count) for window in self.windows),
+            num_microbatches=count,
+            style=replace(style, most_held=tuple(min(held, count) for held in style.most_held)),
+        )
 
 
 Groups = tuple[Group, ...]
@@ -89,15 +104,7 @@ def within(problem: Problem, groups: Groups) -> bool:
 
 def judge(problem: Problem, groups: Groups) -> Candidate:
     """Lay out and simulate a combination."""
-    drafts = [
-        Draft(
-            shape=group.shape,
-            windows=tuple(min(window, count) for window in group.windows),
-            num_microbatches=count,
-        )
-        for group in groups
-        for count in group.counts
-    ]
+    drafts = [group.draft(count) for group in groups for count in group.counts]
     return Candidate(groups=groups, layout=lay_out(problem, drafts))
 
 
@@ -144,20 +151,22 @@ def narrowed(problem: Problem, candidate: Candidate) -> Candidate:
     ):
         return candidate
     tried = judge(problem, plain)
-    return tried if tried.step_s <= candidate.step_s * (1 + _NEXT_TO_NOTHING) else candidate
+    return tried if tried.step_s <= candidate.step_s * (1 + NEXT_TO_NOTHING) else candidate
 
 
 def _moves(maker: ShapeMaker, candidate: Candidate) -> Iterator[Groups]:
     """Yield neighbours of a combination, the likely ones first."""
     groups = candidate.groups
     yield widened(maker, groups)
-    balanced = _rebalanced(maker.problem, candidate)
+    balanced = rebalanced(maker.problem, candidate)
     if balanced is not None:
         yield balanced
     yield from _other_counts(groups)
+    yield from _together(maker, groups)
     for number, group in enumerate(groups):
         for other in _other_layers(maker, group):
             yield _with_group(groups, number, other)
+            yield from _shared_anew(maker, _with_group(groups, number, other))
         for shape in _other_shapes(maker, group.shape):
             combo = tuple(
                 (shape if i == number else g.shape, len(g.counts)) for i, g in enumerate(groups)
@@ -166,6 +175,68 @@ def _moves(maker: ShapeMaker, candidate: Candidate) -> Iterator[Groups]:
             if changed is not None:
                 yield changed
                 yield widened(maker, changed)
+        yield from _one_otherwise(maker, groups, number)
+
+
+def _together(maker: ShapeMaker, groups: Groups) -> Iterator[Groups]:
+    """Yield the combination with narrow windows, and with the same layer moved in all pipelines of equal depth.
+
+    Where only some are cut otherwise, more devices share the gradients of a layer.
+    """
+    for number, group in enumerate(groups):
+        narrow = plain_windows(group.shape.num_stages)
+        if group.windows != narrow:
+            yield _with_group(groups, number, replace(group, windows=narrow))
+    sizes = {group.shape.num_stages for group in groups}
+    if len(groups) < 2 or len(sizes) > 1 or min(sizes) > _SHORT:
+        return
+    for giver, taker in permutations(range(min(sizes)), 2):
+        moved = [_with_layer_moved(maker, group, giver, taker) for group in groups]
+        if all(moved):
+            together = tuple(group for group in moved if group)
+            yield together
+            yield from _shared_anew(maker, together)
+
+
+def _shared_anew(maker: ShapeMaker, groups: Groups) -> Iterator[Groups]:
+    """Yield the same replicas with a microbatch moved, and with the batch handed out again; of few devices only."""
+    if len(groups) < 2 or maker.problem.num_devices > FEW:
+        return
+    yield from _other_counts(groups)
+    changed = groups_of(maker.problem, tuple((g.shape, len(g.counts)) for g in groups))
+    if changed is not None:
+        yield changed
+        yield widened(maker, changed)
+
+
+def _with_layer_moved(maker: ShapeMaker, group: Group, giver: int, taker: int) -> Group | None:
+    """Return the group with one layer moved between two stages, in its own windows or narrow ones; None where neither fits."""
+    shape = group.shape
+    if shape.layers[giver] < 2:
+        return None
+    layers = list(shape.layers)
+    layers[giver] -= 1
+    layers[taker] += 1
+    other = maker.finish(shape.kinds, layers, shape.rows, memory_bound=shape.memory_bound)
+    for windows in (group.windows, plain_windows(shape.num_stages)):
+        if maker.fits(other, windows):
+            return replace(group, shape=other, windows=windows)
+    return None
+
+
+def _one_otherwise(maker: ShapeMaker, groups: Groups, number: int) -> Iterator[Groups]:
+    """Yield the combination with one replica of a group built in another order, or cut otherwise."""
+    group = groups[number]
+    if len(group.counts) < 2 or group.shape.num_stages > _SHORT or group.style != PLAIN:
+        return
+    rest = replace(group, counts=group.counts[:-1])
+    alone = replace(group, counts=group.counts[-1:])
+    for other in _other_layers(maker, alone):
+        yield (*groups[:number], rest, other, *groups[number + 1 :])
+    for shape in _other_shapes(maker, group.shape):
+        if shape.rows == group.shape.rows:
+            changed = replace(alone, shape=shape, windows=plain_windows(shape.num_stages))
+            yield (*groups[:number], rest, *widened(maker, (changed,)), *groups[number + 1 :])
 
 
 def _other_counts(groups: Groups) -> Iterator[Groups]:
@@ -198,7 +269,7 @@ def _other_layers(maker: ShapeMaker, group: Group) -> Iterator[Group]:
     slowest = loads.index(max(loads))
     for giver in range(shape.num_stages):
         for taker in range(shape.num_stages):
-            near = abs(giver - taker) == 1 or giver == slowest
+            near = abs(giver - taker) == 1 or giver == slowest or shape.num_stages <= _SHORT
             if giver == taker or not near or shape.layers[giver] < 2:
                 continue
             layers = list(shape.layers)
@@ -231,27 +302,23 @@ def _other_shapes(maker: ShapeMaker, shape: Shape) -> Iterator[Shape]:
             yield other
 
 
-def _first_stages(candidate: Candidate) -> Iterator[tuple[StagePlan, ...]]:
-    """Yield the stages of the first replica of every group."""
+def first_replicas(candidate: Candidate) -> Iterator[ReplicaPlan]:
+    """Yield the first replica of every group."""
     number = 0
     for group in candidate.groups:
-        yield candidate.layout.replicas[number].stages
+        yield candidate.layout.replicas[number]
         number += len(group.counts)
 
 
-def _rebalanced(problem: Problem, candidate: Candidate) -> Groups | None:
+def rebalanced(problem: Problem, candidate: Candidate) -> Groups | None:
     """Hand out the batch again by what the simulator says of each replica's pace."""
     groups = candidate.groups
     parts: list[Part] = []
-    for group, planned in zip(groups, _first_stages(candidate), strict=True):
-        stages = [
-            replace(stage_times(stage), window=window)
-            for stage, window in zip(planned, group.windows, strict=True)
-        ]
+    for group, planned in zip(groups, first_replicas(candidate), strict=True):
         count = group.counts[0]
-        span = min(count, 2 * group.shape.num_stages)
-        end_s = max(pipeline_ends(stages, count))
-        cycle_s = (max(pipeline_ends(stages, count + span)) - end_s) / span
+        span = min(count, PERIOD if group.style.cuts else 2 * group.shape.num_stages)
+        end_s = seconds(problem, planned, group, count)
+        cycle_s = (seconds(problem, planned, group, count + span) - end_s) / span
         parts.append(
             Part(
                 rows=group.shape.rows,
@@ -264,6 +331,12 @@ def _rebalanced(problem: Problem, candidate: Candidate) -> Groups | None:
     if counts is None:
         return None
     return tuple(replace(group, counts=share) for group, share in zip(groups, counts, strict=True))
+
+
+def seconds(problem: Problem, planned: ReplicaPlan, group: Group, count: int) -> float:
+    """Return when a replica of a group, on the devices of `planned`, has done so many microbatches."""
+    replica = restyled(problem, planned, group.draft(count))
+    return max(map(max, known_ends(replica, problem.known_ends)))
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:

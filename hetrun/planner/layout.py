@@ -4,27 +4,51 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 from typing import Any
 
 from hetrun import arch
-from hetrun.model import Cost, RankPlan, ReplicaPlan, StagePlan
-from hetrun.planner.cost import send_seconds, stage_parameters, stage_seconds
+from hetrun.model import Cost, Order, RankPlan, ReplicaPlan, RowTiming, StagePlan
+from hetrun.planner.cost import (
+    Piece,
+    send_seconds,
+    stage_parameters,
+    stage_seconds,
+    weights_seconds,
+)
 from hetrun.planner.memory import stage_bytes
 from hetrun.planner.problem import UNKNOWN_MODEL, Problem, Seat
 from hetrun.planner.shapes import Shape, pieces, stage_load
-from hetrun.schedule import step_cost
+from hetrun.schedule import held_layers, step_cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How a replica works through its microbatches; the default is plain 1F1B over whole layers."""
+
+    order: Order = Order.ONE_F_ONE_B
+    most_held: tuple[int, ...] = ()  # zero bubble: of each stage, microbatches between F and W
+    cuts: tuple[float, ...] = ()  # real ones; none: at the shape's layers
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether strict 1F1B over whole layers is meant."""
+        return self.order is Order.ONE_F_ONE_B and not self.cuts
+
+
+PLAIN = Style()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """One replica before it has devices: its shape, the window of each stage and its microbatches."""
+    """One replica before it has devices: its shape, the window of each stage, its microbatches and how they run."""
 
     shape: Shape
     windows: tuple[int, ...]
     num_microbatches: int
+    style: Style = PLAIN
 
 
 Places = Sequence[Sequence[tuple[Seat, ...]]]  # devices per replica and stage
@@ -73,6 +97,8 @@ def lay_out(problem: Problem, drafts: Sequence[Draft], seats: Places | None = No
                 microbatch_rows=draft.shape.rows,
                 num_microbatches=draft.num_microbatches,
                 stages=tuple(stages),
+                order=draft.style.order,
+                cuts=draft.style.cuts,
             )
         )
         first_row += replicas[-1].num_rows
@@ -200,7 +226,7 @@ class _StageMaker:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._shared: dict[tuple[int, tuple[int, ...]], list[dict[str, Any]]] = {}
+        self._shared: dict[tuple[int, tuple[int, ...], Style], list[dict[str, Any]]] = {}
         self._kept: list[Shape] = []  # so that their ids stay theirs
 
     def stages(
@@ -208,7 +234,7 @@ class _StageMaker:
     ) -> Iterator[StagePlan]:
         """Yield the stages of one replica with their seconds and bytes."""
         problem, shape = self._problem, draft.shape
-        key = (id(shape), draft.windows)
+        key = (id(shape), draft.windows, draft.style)
         if key not in self._shared:
             self._kept.append(shape)
             self._shared[key] = list(_shared(problem, draft))
@@ -220,32 +246,69 @@ class _StageMaker:
             yield StagePlan(ranks=tuple(ranks[index]), send_s=send_s, **fields)
 
 
+def restyled(problem: Problem, replica: ReplicaPlan, draft: Draft) -> ReplicaPlan:
+    """Return what a replica would be on its own devices, were it drafted like this."""
+    stages = [
+        StagePlan(ranks=stage.ranks, send_s=stage.send_s, **fields)
+        for stage, fields in zip(replica.stages, _shared(problem, draft), strict=True)
+    ]
+    return replace(
+        replica,
+        num_microbatches=draft.num_microbatches,
+        stages=tuple(stages),
+        order=draft.style.order,
+        cuts=draft.style.cuts,
+    )
+
+
+def held_pieces(shape: Shape, cuts: Sequence[float]) -> tuple[Piece, ...]:
+    """Return what each stage holds: its layers, and where cuts are real the boundary layers on both sides."""
+    whole = pieces(shape.layers)
+    if not cuts:
+        return whole
+    held = held_layers(cuts, sum(shape.layers))
+    return tuple(
+        replace(piece, first_layer=first, num_layers=end - first)
+        for piece, (first, end) in zip(whole, held, strict=True)
+    )
+
+
 def _shared(problem: Problem, draft: Draft) -> Iterator[dict[str, Any]]:
     """Yield the fields of each stage that do not depend on the devices it sits on."""
-    shape = draft.shape
-    first_layer = 0
-    for index, piece in enumerate(pieces(shape.layers)):
+    shape, style = draft.shape, draft.style
+    for index, piece in enumerate(held_pieces(shape, style.cuts)):
         kind = problem.kinds[shape.kinds[index]]
-        forward_s, backward_s = stage_seconds(kind.timings[shape.rows], piece)
+        timing = kind.timings[shape.rows]
+        forward_s, backward_s = stage_seconds(timing, piece)
+        held = style.most_held[index] if style.most_held else draft.windows[index]
+        load = stage_load(problem, shape.kinds[index], rows=shape.rows, window=held)
         yield {
-            "first_layer": first_layer,
+            "first_layer": piece.first_layer,
             "num_layers": piece.num_layers,
             "has_embedding": piece.has_embedding,
             "has_head": piece.has_head,
             "window": draft.windows[index],
+            "most_held": held if style.most_held else None,
             "forward_s": forward_s,
             "backward_s": backward_s,
             "optimizer_s": kind.optimizer_s_per_parameter
             * stage_parameters(problem.model, piece, tp=kind.tp),
-            "memory_bytes": stage_bytes(
-                problem.model,
-                problem.dtype,
-                piece,
-                stage_load(
-                    problem, shape.kinds[index], rows=shape.rows, window=draft.windows[index]
-                ),
-            ),
+            "memory_bytes": stage_bytes(problem.model, problem.dtype, piece, load),
             "memory_limit_bytes": kind.limit_bytes,
             "recompute": kind.recompute,
+            **_apart(timing, piece, style),
         }
-        first_layer += piece.num_layers
+
+
+def _apart(timing: RowTiming, piece: Piece, style: Style) -> dict[str, float]:
+    """Return the seconds of W where it is on its own, and those of one layer where microbatches differ in layers."""
+    fields = {}
+    splits = style.order is Order.ZERO_BUBBLE
+    if splits:
+        fields["weights_s"] = weights_seconds(timing, piece)
+    if style.cuts:
+        fields["layer_forward_s"] = timing.layer_forward_s
+        fields["layer_backward_s"] = timing.layer_backward_s
+    if style.cuts and splits:
+        fields["layer_weights_s"] = timing.layer_weights_s or 0.0
+    return fields

@@ -24,6 +24,7 @@ from hetrun.planner.drafts import (
     within,
 )
 from hetrun.planner.estimate import Combo, quickest
+from hetrun.planner.orders import offers, refined
 from hetrun.planner.problem import Kind, Problem
 from hetrun.planner.search import Outcome, search
 from hetrun.planner.shapes import Shape, ShapeMaker
@@ -103,6 +104,7 @@ def _pinned(problem: Problem, pins: Pins) -> Outcome:
     if not kinds:
         raise NoPlanError("pins: roles leave every vendor idle", hint="let one of them work")
     own = replace(problem, kinds=tuple(_with_tp(kinds, pins.tp)))
+    own = replace(own, fractional=own.fractional and not pins.layers)
     if pins == Pins(roles=dict.fromkeys(idle, Role.IDLE), tp=pins.tp):
         return search(own)
     maker = ShapeMaker(own)
@@ -114,12 +116,14 @@ def _pinned(problem: Problem, pins: Pins) -> Outcome:
             hint="unpin rows, or pin rows that are multiples of train.microbatch_rows",
         )
     polished = [_polished(maker, candidate, pins) for candidate in _first(judged)]
-    best = narrowed(own, best_of([*polished, *judged]))
+    plain = narrowed(own, best_of([*polished, *judged]))
+    best = refined(own, plain, keep_counts=bool(pins.rows)) if offers(own) else plain
     others = [c for c in judged if c.layout.replicas != best.layout.replicas]
     return Outcome(
         best=best,
         runner_up=best_of(others) if others else None,
         memory_bound=maker.dropped_for_memory > 0,
+        plain=plain if best.groups != plain.groups else None,
     )
 
 

@@ -24,6 +24,7 @@ from hetrun.model import (
     Link,
     LinkKind,
     ModelSpec,
+    Order,
     Profile,
     Recipe,
     RowTiming,
@@ -97,6 +98,8 @@ class Problem:
     links: tuple[Link, ...]
     notes: tuple[str, ...] = ()
     max_shapes: int | None = None  # different replicas
+    orders: tuple[Order, ...] = (Order.ONE_F_ONE_B,)  # to choose from
+    fractional: bool = False  # a layer may live on two stages
 
     @cached_property
     def reduce_cache(self) -> dict[tuple[tuple[tuple[str, int], ...], int], float]:
@@ -265,6 +268,8 @@ def read_problem(
         links=profile.links,
         notes=tuple(dict.fromkeys(notes)),
         max_shapes=recipe.plan.max_shapes,
+        orders=recipe.plan.orders,
+        fractional=recipe.plan.fractional,
     )
 
 
@@ -303,6 +308,14 @@ def _check_profile(profile: Profile, recipe: Recipe) -> None:
             f" ({profile.seq_len}, now {recipe.data.seq_len})",
             hint=f"run `hetrun profile` again with recipe {recipe.name}",
         )
+    runs = [run.num_layers for run in arch.layer_runs(recipe.model)]
+    wanted = runs if arch.layers_differ(recipe.model) else []
+    for device in profile.devices:
+        if any([run.num_layers for run in timing.runs] != wanted for timing in device.timings):
+            raise NoPlanError(
+                f"the figures of {device.vendor} {device.model} are not of layers {runs}",
+                hint=f"run `hetrun profile` again with recipe {recipe.name}",
+            )
 
 
 def _seats(facts: Facts, targets: Mapping[str, TorchTarget]) -> list[Seat]:

@@ -11,6 +11,7 @@ from hetrun.model import (
     Link,
     LinkKind,
     ModelSpec,
+    Order,
     Profile,
     RankPlan,
     Recipe,
@@ -18,19 +19,20 @@ from hetrun.model import (
     Split,
     StagePlan,
 )
+from hetrun.planner.replay import replay_lanes
 
 
 def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
     """Evaluate a split from profile and recipe alone; return seconds per step."""
     clocks = [0.0] * len(split.ranks)
-    played: dict[tuple[object, ...], list[float]] = {}  # replicas that are alike end alike
+    played: dict[tuple[object, ...], list[list[float]]] = {}  # replicas that are alike end alike
     for replica in split.replicas:
         alike = _likeness(replica, split.ranks)
         if alike not in played:
             played[alike] = _replay(replica, split.ranks, profile, recipe)
-        for stage, end_s in zip(replica.stages, played[alike], strict=True):
-            for rank in stage.ranks:
-                clocks[rank] = end_s
+        for stage, ends in zip(replica.stages, played[alike], strict=True):
+            for place, rank in enumerate(stage.ranks):
+                clocks[rank] = ends[place // _tp(stage)]
     width = {"fp64": 8, "fp32": 4, "bf16": 2}[recipe.train.dtype.value]
     for members, parameters in _owner_sets(split, recipe.model):
         _meet(clocks, members, parameters * width, split.ranks, profile.links)
@@ -47,11 +49,22 @@ def _likeness(replica: ReplicaPlan, ranks: tuple[RankPlan, ...]) -> tuple[object
     """Return all that decides when a replica's stages end: work, devices, and which neighbours share a host."""
     on = [ranks[stage.ranks[0]] for stage in replica.stages]
     stages = tuple(
-        (r.vendor, r.model, s.first_layer, s.num_layers, s.window, len(s.ranks), s.recompute)
+        (
+            *(r.vendor, r.model, s.first_layer, s.num_layers, s.window, s.most_held),
+            *(s.lanes, len(s.ranks), s.recompute),
+        )
         for r, s in zip(on, replica.stages, strict=True)
     )
+    if any(stage.lanes > 1 for stage in replica.stages):
+        return (id(replica),)  # the links between lanes are many
     together = tuple(a.host == b.host for a, b in pairwise(on))
-    return replica.microbatch_rows, replica.num_microbatches, stages, together
+    rows, count = replica.microbatch_rows, replica.num_microbatches
+    return rows, count, stages, together, replica.order, replica.cuts
+
+
+def _tp(stage: StagePlan) -> int:
+    """Return how many ranks share each layer of a stage."""
+    return len(stage.ranks) // stage.lanes
 
 
 def _figures(
@@ -70,11 +83,13 @@ def _figures(
                         t.embedding_backward_s,
                         t.head_forward_s,
                         t.head_backward_s,
+                        t.layer_weights_s or 0.0,
+                        t.head_weights_s or 0.0,
                         *(seconds for run in t.runs for seconds in (run.forward_s, run.backward_s)),
                     ],
                 )
                 for t in device.timings
-                if t.tp == len(stage.ranks) and t.recompute == stage.recompute
+                if t.tp == _tp(stage) and t.recompute == stage.recompute
             ]
             return points, device.optimizer_s_per_parameter
     raise ValueError(f"rank {rank.rank}: no figures for {rank.vendor} {rank.model}")
@@ -101,7 +116,7 @@ def _stage_work(
     stage: StagePlan, profile: Profile, rank: RankPlan, rows: int
 ) -> tuple[float, float]:
     """Return seconds of forward and backward of one microbatch."""
-    lf, lb, ef, eb, hf, hb, *of_runs = _interpolate(_figures(profile, rank, stage)[0], rows)
+    lf, lb, ef, eb, hf, hb, _, _, *of_runs = _interpolate(_figures(profile, rank, stage)[0], rows)
     holds = [stage.num_layers, int(stage.has_embedding), int(stage.has_head)]
     if of_runs:
         holds[0] = 0  # the mean over all layers is not theirs
@@ -120,15 +135,40 @@ def _layers_per_run(stage: StagePlan, model: ModelSpec) -> list[int]:
 
 def _replay(
     replica: ReplicaPlan, ranks: tuple[RankPlan, ...], profile: Profile, recipe: Recipe
+) -> list[list[float]]:
+    """Return when each lane of each stage is done with its microbatches."""
+    send_s = _sends(replica, ranks, profile, recipe)
+    on = [ranks[stage.ranks[0]] for stage in replica.stages]
+    special = replica.order is Order.ZERO_BUBBLE or replica.cuts
+    if special or any(stage.lanes > 1 for stage in replica.stages):
+        points = [_figures(profile, r, s)[0] for r, s in zip(on, replica.stages, strict=True)]
+        figures = [_interpolate(found, replica.microbatch_rows)[:8] for found in points]
+        return replay_lanes(replica, figures, send_s, num_layers=recipe.model.num_layers)
+    return [[end_s] for end_s in _replay_strict(replica, on, profile, send_s)]
+
+
+def _sends(
+    replica: ReplicaPlan, ranks: tuple[RankPlan, ...], profile: Profile, recipe: Recipe
+) -> list[float]:
+    """Return the seconds of one activation over the slowest link between the lanes of neighbours."""
+    width = {"fp64": 8, "fp32": 4, "bf16": 2}[recipe.train.dtype.value]
+    sent = replica.microbatch_rows * recipe.data.seq_len * recipe.model.hidden_size * width
+    return [
+        max(
+            hop.latency_s + sent / hop.bytes_per_s
+            for a in before.ranks[:: _tp(before)]
+            for b in after.ranks[:: _tp(after)]
+            for hop in [_hop(profile.links, ranks[a], ranks[b])]
+        )
+        for before, after in pairwise(replica.stages)
+    ]
+
+
+def _replay_strict(
+    replica: ReplicaPlan, on: list[RankPlan], profile: Profile, send_s: list[float]
 ) -> list[float]:
     """Play 1F1B with a queue of events: an action is released once the two it waits for have ended."""
-    stages, count = replica.stages, replica.num_microbatches
-    on = [ranks[stage.ranks[0]] for stage in stages]
-    width = {"fp64": 8, "fp32": 4, "bf16": 2}[recipe.train.dtype.value]
-    rows, model = replica.microbatch_rows, recipe.model
-    sent = rows * recipe.data.seq_len * model.hidden_size * width
-    hops = [_hop(profile.links, a, b) for a, b in pairwise(on)]
-    send_s = [hop.latency_s + sent / hop.bytes_per_s for hop in hops]
+    stages, count, rows = replica.stages, replica.num_microbatches, replica.microbatch_rows
     work = [_stage_work(s, profile, r, rows) for s, r in zip(stages, on, strict=True)]
     orders = [_order(min(stage.window, count), count) for stage in stages]
     place = [0] * len(stages)
@@ -187,7 +227,7 @@ def _parameters(stage: StagePlan, model: ModelSpec) -> int:
     """Return parameters that a stage updates."""
     matrix = model.vocab_size * model.hidden_size
     table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
-    held = ceil(sum(_layer_sizes(stage, model)) / len(stage.ranks))
+    held = ceil(sum(_layer_sizes(stage, model)) / _tp(stage))
     held += stage.has_head * norm
     if model.tied_embeddings and stage.has_head and not stage.has_embedding:
         return held + matrix
@@ -201,16 +241,17 @@ def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], i
     table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
     tied = model.tied_embeddings
     stages = [stage for replica in split.replicas for stage in replica.stages]
-    heads = {stage.ranks[0] for stage in stages if stage.has_head}
-    tables = {stage.ranks[0] for stage in stages if stage.has_embedding}
-    share = {stage.ranks[0]: len(stage.ranks) for stage in stages}
+    heads = {rank for stage in stages if stage.has_head for rank in _firsts(stage)}
+    tables = {rank for stage in stages if stage.has_embedding for rank in _firsts(stage)}
+    share = {rank: _tp(stage) for stage in stages for rank in _firsts(stage)}
     sets: dict[tuple[int, ...], list[int]] = {}  # parameters of layers, others
     sets.setdefault(tuple(sorted(heads)), [0, 0])[1] += norm + (0 if tied else matrix)
     for layer in reversed(range(model.num_layers)):
         holders = {
-            stage.ranks[0]
+            rank
             for stage in stages
             if stage.first_layer <= layer < stage.first_layer + stage.num_layers
+            for rank in _firsts(stage)
         }
         sets.setdefault(tuple(sorted(holders)), [0, 0])[0] += arch.layer_at(model, layer).parameters
     sets.setdefault(tuple(sorted(tables | heads if tied else tables)), [0, 0])[1] += table
@@ -219,6 +260,11 @@ def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], i
         for members, (layers, whole) in sets.items()
         if len(members) > 1
     ]
+
+
+def _firsts(stage: StagePlan) -> tuple[int, ...]:
+    """Return the first rank of each lane."""
+    return stage.ranks[:: _tp(stage)]
 
 
 def _meet(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, permutations
 
 from hetrun.errors import NoPlanError
@@ -24,10 +24,11 @@ from hetrun.planner.drafts import (
     within,
 )
 from hetrun.planner.estimate import Combo, quickest
+from hetrun.planner.orders import offers, refined
 from hetrun.planner.problem import Problem
 from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
 from hetrun.planner.shapes import ShapeMaker
-from hetrun.planner.variety import enumerate_shapes
+from hetrun.planner.variety import FEW, enumerate_shapes
 from hetrun.planner.words import plural
 
 log = logging.getLogger(__name__)
@@ -35,9 +36,12 @@ log = logging.getLogger(__name__)
 _NUM_SIMULATED = 50  # combinations that the simulator ranks
 _NUM_SIMULATED_QUICK = 8
 _NUM_POLISHED = 3
+_NUM_REFINED = 4  # outlines for which other orders and cuts are tried
 _NUM_POLISHED_SMALL = 8  # with few devices, where a row or a layer is much
 _SMALL = 8
 _POLISH_BUDGET = 40  # simulations per polished combination
+_NUM_POLISHED_FEW = 24  # with few devices, a little at first
+_POLISH_BUDGET_FEW = (50, 300)  # at first, and for the best of these
 _MOST_ORDERS = 24
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
 _MANY = 24  # devices; with more of them shapes are handled as arrays
@@ -56,6 +60,9 @@ class Outcome:
     memory_bound: bool
     bound_s: float = 0.0  # computing that no split into the shapes that were looked at beats
     num_shapes: int = 0  # 0: the bound holds for any split
+    plain: Candidate | None = (
+        None  # the best in 1F1B over whole layers, where another order or cut is quicker
+    )
 
 
 def is_large(problem: Problem) -> bool:
@@ -84,11 +91,10 @@ def search(problem: Problem, *, quick: bool = False, large: bool = False) -> Out
     if not judged:
         raise _no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged)
-    best, runner_up = _first_two(problem, [*polished, *judged])
+    found_best = _first_two(problem, [*polished, *judged], most=1 if quick else _NUM_REFINED)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
-    return Outcome(
-        best=best,
-        runner_up=runner_up,
+    return replace(
+        found_best,
         memory_bound=maker.dropped_for_memory > 0 or any(shape.memory_bound for shape in shapes),
     )
 
@@ -99,18 +105,17 @@ def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:
     shapes = many_shapes(maker)
     if not len(shapes):
         raise shortage(maker)
-    bound_s = 0.0 if quick else bound_of(problem, shapes)
+    bound_s = 0.0 if quick or offers(problem) else bound_of(problem, shapes)
     found = scaled_combos(maker, shapes, exact=not quick)
     most = 1 if quick else _NUM_SCALED
     judged = _simulate(maker, quickest(problem, found, most=most), most_ranks=_RANKS_BUDGET)
     if not judged:
         raise _no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged, many=True)
-    best, runner_up = _first_two(problem, [*polished, *judged])
+    found_best = _first_two(problem, [*polished, *judged], most=1)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
-    return Outcome(
-        best=best,
-        runner_up=runner_up,
+    return replace(
+        found_best,
         memory_bound=shapes.dropped_for_memory > 0 or maker.dropped_for_memory > 0,
         bound_s=bound_s,
         num_shapes=len(shapes),
@@ -134,11 +139,26 @@ def _no_microbatches(problem: Problem) -> NoPlanError:
     )
 
 
-def _first_two(problem: Problem, judged: Sequence[Candidate]) -> tuple[Candidate, Candidate | None]:
-    """Return the best candidate, with narrow windows where they cost nothing, and the best that is built otherwise."""
-    best = narrowed(problem, best_of(judged))
-    others = [candidate for candidate in judged if _outline(candidate) != _outline(best)]
-    return best, best_of(others) if others else None
+def _first_two(problem: Problem, judged: Sequence[Candidate], *, most: int) -> Outcome:
+    """Return the best candidate, with narrow windows where they cost nothing, and the best that is built otherwise.
+
+    Of the best `most` that are built differently, other orders and cuts are tried too.
+    """
+    plain = narrowed(problem, best_of(judged))
+    tried = [plain]
+    if offers(problem):
+        leaders = {_outline(plain): plain}
+        for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
+            leaders.setdefault(_outline(candidate), candidate)
+        tried = [refined(problem, candidate) for candidate in list(leaders.values())[:most]]
+    best = best_of(tried)
+    others = [c for c in (*tried, *judged) if _outline(c) != _outline(best)]
+    return Outcome(
+        best=best,
+        runner_up=best_of(others) if others else None,
+        memory_bound=False,
+        plain=plain if best.groups != plain.groups else None,
+    )
 
 
 def _simulate(
@@ -164,19 +184,28 @@ def _polish_best(
     maker: ShapeMaker, judged: Sequence[Candidate], *, many: bool = False
 ) -> list[Candidate]:
     """Polish the best few that differ in their outline; more of them where simulations are short."""
-    chosen: dict[tuple[object, ...], Candidate] = {}
-    for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
-        chosen.setdefault(_outline(candidate), candidate)
+    chosen = _leaders(judged)
     polished = []
     num_devices = maker.problem.num_devices
     most = _NUM_POLISHED_SMALL if num_devices <= _SMALL else _NUM_POLISHED
     most_tries = _POLISH_BUDGET
     if many:
         most, most_tries = _NUM_POLISHED_MANY, min(_MOST_TRIES_MANY, _RANKS_BUDGET // num_devices)
-    for candidate in list(chosen.values())[:most]:
+    if num_devices <= FEW:
+        first, most_tries = _POLISH_BUDGET_FEW
+        chosen = _leaders(polish(maker, c, budget=first) for c in chosen[:_NUM_POLISHED_FEW])
+    for candidate in chosen[:most]:
         budget = min(most_tries, _EVENTS_BUDGET // (most * _events(candidate.groups)))
         polished.append(polish(maker, candidate, budget=budget))
     return polished
+
+
+def _leaders(judged: Iterable[Candidate]) -> list[Candidate]:
+    """Return the best candidate of every outline, the best first."""
+    chosen: dict[tuple[object, ...], Candidate] = {}
+    for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
+        chosen.setdefault(_outline(candidate), candidate)
+    return list(chosen.values())
 
 
 def _events(groups: Groups) -> int:

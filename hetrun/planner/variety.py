@@ -13,7 +13,7 @@ _FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
 _COARSE_GRID = 4  # the same with three kinds and more
 _FEW_USES = 600  # above, only two orders of the kinds are tried
 _MOST_SHAPES = 1500
-_WOVEN = 6  # devices; up to here a pipeline may also pass to and fro between kinds
+FEW = 6  # devices; up to here a pipeline may also pass to and fro between kinds
 _SHORT_BLOCK = 4  # stages; recomputation on any number of them is tried up to here
 
 
@@ -32,7 +32,7 @@ def enumerate_shapes(maker: ShapeMaker, *, quick: bool = False) -> list[Shape]:
             for order in _orders(problem, use, few=few)
             for stages in stage_lists(problem, order, use)
         ]
-        if problem.num_devices <= _WOVEN and not quick:
+        if problem.num_devices <= FEW and not quick:
             lists += _woven(lists)
         for stages, rows in product(lists, problem.row_choices):
             cut = maker.cut(stages, rows)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from hetrun.model import Baseline, RankPlan, ReplicaPlan
+from hetrun.model import Baseline, Order, RankPlan, ReplicaPlan
 from hetrun.planner.drafts import Candidate
 
 
 def plural(count: int, word: str) -> str:
-    """Return "1 stage", "2 stages"."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    """Return "1 stage", "2 stages", "2 microbatches"."""
+    many = f"{word}es" if word.endswith("ch") else f"{word}s"
+    return f"{count} {word if count == 1 else many}"
 
 
 def shape_words(replicas: Sequence[ReplicaPlan]) -> str:
@@ -28,10 +30,48 @@ def blocks_words(ranks: Sequence[RankPlan], replicas: Sequence[ReplicaPlan]) -> 
     seen: dict[str, int] = {}
     for replica in replicas:
         stages = ", ".join(
-            f"{ranks[stage.ranks[0]].vendor} {stage.num_layers}" for stage in replica.stages
+            f"{ranks[stage.ranks[0]].vendor} {share:.4g}"
+            for stage, share in zip(replica.stages, layer_shares(replica), strict=True)
         )
         seen[stages] = seen.get(stages, 0) + 1
     return " + ".join(f"{count} x ({stages})" for stages, count in seen.items())
+
+
+def layer_shares(replica: ReplicaPlan) -> tuple[float, ...]:
+    """Return how many layers each stage passes on average: whole numbers unless cuts are real."""
+    if not replica.cuts:
+        return tuple(float(stage.num_layers) for stage in replica.stages)
+    last = replica.stages[-1]
+    edges = (0.0, *replica.cuts, float(last.first_layer + last.num_layers))
+    return tuple(end - begin for begin, end in pairwise(edges))
+
+
+def order_words(replica: ReplicaPlan) -> str:
+    """Return how a replica works through its microbatches, such as "zero bubble with real cuts"."""
+    name = "zero bubble" if replica.order is Order.ZERO_BUBBLE else "1F1B"
+    return f"{name} with real cuts" if replica.cuts else name
+
+
+def order_notes(best: Candidate, plain: Candidate | None) -> tuple[str, ...]:
+    """Return what another order or real cuts gain, and what they take, where the plan has some."""
+    if plain is None or plain.step_s <= best.step_s:
+        return ()
+    replicas = best.layout.replicas
+    names = " and ".join(dict.fromkeys(map(order_words, replicas)))
+    gain = plain.step_s / best.step_s - 1
+    twice = sum(cut % 1 != 0 for replica in replicas for cut in replica.cuts)
+    price = f", {plural(twice, 'layer')} held and reduced twice" if twice else ""
+    more = max(_held(best)) - max(_held(plain))
+    if more > 0:
+        price += f", up to {plural(more, 'microbatch')} more held at once"
+    name = names[0].upper() + names[1:]
+    return (f"{name}: {gain:.2%} quicker than the best 1F1B with whole layers{price}",)
+
+
+def _held(candidate: Candidate) -> list[int]:
+    """Return how many microbatches each stage may hold."""
+    stages = [stage for replica in candidate.layout.replicas for stage in replica.stages]
+    return [stage.most_held or stage.window for stage in stages]
 
 
 def runner_up_words(best: Candidate, other: Candidate | None) -> str:

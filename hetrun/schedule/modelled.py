@@ -20,6 +20,7 @@ def modelled_timings(
 
     A backward is two forwards, and one more where the forward is run again; tp chips share the FLOPs of a layer
     evenly, and what they tell each other is left to the link model. The embedding looks rows up and computes nothing.
+    The gradients of the weights cost 2 FLOPs per matrix parameter and token: a forward without its attention scores.
     """
     timings = []
     for tp, recompute, rows in cases:
@@ -33,6 +34,8 @@ def modelled_timings(
         if len(runs) > 1:
             layer_s = sum(run.num_layers * run.forward_s for run in runs) / model.num_layers
         head_s = head_forward_flops(model, rows, seq_len) / flops_per_s
+        matrices = layer_runs(model)[0].active_parameters
+        weights_s = 2.0 * matrices * rows * seq_len / tp / flops_per_s
         timings.append(
             RowTiming(
                 rows=rows,
@@ -45,6 +48,8 @@ def modelled_timings(
                 head_forward_s=head_s,
                 head_backward_s=2 * head_s,
                 runs=runs if len(runs) > 1 else (),
+                layer_weights_s=weights_s if len(runs) == 1 else None,
+                head_weights_s=head_s,
             )
         )
     return tuple(timings)

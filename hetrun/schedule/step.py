@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from hetrun import arch
 from hetrun.model import Cost, Dtype, Link, ModelSpec, RankPlan, ReplicaPlan, Span, StagePlan
 from hetrun.schedule.pipeline import StageTimes
-from hetrun.schedule.replica import layers_of, replica_ends, simulate_replica, work_of
+from hetrun.schedule.replica import is_plain, layers_of, replica_ends, simulate_replica, work_of
 from hetrun.schedule.sync import all_reduce_s, gradient_buckets
 
 KnownEnds = dict[tuple[object, ...], tuple[tuple[float, ...], ...]]  # of replicas played so far
+_FIGURES = attrgetter(  # all that decides when a stage is done
+    *("forward_s", "backward_s", "weights_s", "send_s"),
+    *("layer_forward_s", "layer_backward_s", "layer_weights_s"),
+    *("first_layer", "num_layers", "window", "most_held", "lanes"),
+)
 SCALAR_BYTES = 24  # loss, token count and squared gradient norm, fp64 each
 
 
@@ -119,23 +125,16 @@ def lane_ranks(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
 
 def known_ends(replica: ReplicaPlan, known: KnownEnds) -> tuple[tuple[float, ...], ...]:
     """Return when the lanes of a replica are done, played at most once."""
-    key = (replica.order, replica.cuts, replica.num_microbatches, *map(_figures, replica.stages))
+    key = (replica.order, replica.cuts, replica.num_microbatches, *map(_FIGURES, replica.stages))
     if key not in known:
         known[key] = replica_ends(replica)
     return known[key]
 
 
-def _figures(stage: StagePlan) -> tuple[object, ...]:
-    """Return all that decides when a stage is done."""
-    return (
-        *(stage.forward_s, stage.backward_s, stage.weights_s, stage.send_s),
-        *(stage.layer_forward_s, stage.layer_backward_s, stage.layer_weights_s),
-        *(stage.first_layer, stage.num_layers, stage.window, stage.most_held, stage.lanes),
-    )
-
-
 def busy_s(replica: ReplicaPlan) -> float:
     """Return the computing seconds of the busiest lane of a replica."""
+    if is_plain(replica):
+        return replica.num_microbatches * max(s.forward_s + s.backward_s for s in replica.stages)
     busiest = 0.0
     for index, stage in enumerate(replica.stages):
         busy = [0.0] * stage.lanes

@@ -159,6 +159,8 @@ class Lab:
                     tp=tp,
                     recompute=recompute,
                     runs=runs if len(runs) > 1 else (),
+                    layer_weights_s=layer_s if len(runs) == 1 else None,
+                    head_weights_s=head_s,
                 )
             )
         return DeviceProfile(

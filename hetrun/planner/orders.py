@@ -1,0 +1,265 @@
+"""Zero bubble and real cuts for combinations that were found with 1F1B over whole layers, where they pay.
+
+A replica's ways to work are ranked on its own by the simulator, over few microbatches; the best ones are laid out and
+simulated as whole steps, so that the sync of a layer that lives twice is in their price. The simpler way stays unless
+another one gains more than next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hetrun.model import Order, ReplicaPlan
+from hetrun.planner.cost import splits_backward, unit_seconds
+from hetrun.planner.drafts import (
+    NEXT_TO_NOTHING,
+    PERIOD,
+    Candidate,
+    Group,
+    Groups,
+    first_replicas,
+    judge,
+    plain_windows,
+    rebalanced,
+    seconds,
+)
+from hetrun.planner.layout import Style, held_pieces
+from hetrun.planner.memory import stage_bytes
+from hetrun.planner.problem import Problem
+from hetrun.planner.shapes import Shape, stage_load
+from hetrun.schedule import replica_ends
+
+# microbatches that run ahead and that are held, beyond 1F1B's
+_BOUNDS = ((0, 0), (1, 1), (2, 2))
+_SPLIT_BOUNDS = ((0, 0), (1, 2), (2, 3), (2, 4), (3, 4))
+_LEAST_LAYERS = 1.0  # a stage passes on average
+_DIGITS = 4  # of a cut
+_MOST_EVENTS = 1_000_000  # of one simulated replica
+_NUM_PLAYED = 3  # ways that are played to the end
+_HALVINGS = 60
+
+
+def offers(problem: Problem) -> bool:
+    """Whether there is anything beyond 1F1B over whole layers to choose from."""
+    return problem.fractional or Order.ZERO_BUBBLE in problem.orders
+
+
+def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False) -> Candidate:
+    """Return the candidate with the orders and cuts that make its step shortest; itself where none gains.
+
+    `keep_counts` leaves each replica its microbatches.
+    """
+    best = candidate
+    for orders, fractional in _choices(problem):
+        groups = tuple(
+            _best_way(problem, planned, group, list(_ways(problem, group, orders, fractional)))
+            for group, planned in zip(candidate.groups, first_replicas(candidate), strict=True)
+        )
+        if groups in (candidate.groups, best.groups):
+            continue
+        tried = _settled(problem, judge(problem, groups), keep_counts=keep_counts)
+        if tried.step_s < best.step_s * (1 - NEXT_TO_NOTHING):
+            best = tried
+    return _shifted(problem, best)
+
+
+def _choices(problem: Problem) -> Iterator[tuple[tuple[Order, ...], bool]]:
+    """Yield what may be used together, simple things first."""
+    splits = Order.ZERO_BUBBLE in problem.orders
+    if splits:
+        yield problem.orders, False
+    if problem.fractional:
+        yield (Order.ONE_F_ONE_B,), True
+    if splits and problem.fractional:
+        yield problem.orders, True
+
+
+def _settled(problem: Problem, candidate: Candidate, *, keep_counts: bool) -> Candidate:
+    """Hand the batch out again by the paces that the new orders give, if that helps."""
+    groups = None if keep_counts or len(candidate.groups) < 2 else rebalanced(problem, candidate)
+    if groups is None or groups == candidate.groups:
+        return candidate
+    other = judge(problem, groups)
+    return other if other.step_s < candidate.step_s else candidate
+
+
+def _best_way(problem: Problem, planned: ReplicaPlan, group: Group, ways: Sequence[Group]) -> Group:
+    """Return the quickest way for a replica on its own; of nearly equal ones the earlier."""
+    if 3 * group.shape.num_stages * group.counts[0] > _MOST_EVENTS:
+        return group
+    about = {way: _about_s(problem, planned, way) for way in ways}
+    promising = sorted(about, key=lambda way: about[way])[:_NUM_PLAYED]
+    best, best_s = group, seconds(problem, planned, group, group.counts[0])
+    for way in about:  # in their order
+        if way in promising:
+            way_s = seconds(problem, planned, way, group.counts[0])
+            if way_s < best_s * (1 - NEXT_TO_NOTHING):
+                best, best_s = way, way_s
+    return best
+
+
+def _about_s(problem: Problem, planned: ReplicaPlan, group: Group) -> float:
+    """Return about when the largest replica of a group is done: exact, or the pace of one period carried on."""
+    count = group.counts[0]
+    if count <= 2 * PERIOD:
+        return seconds(problem, planned, group, count)
+    one_s, two_s = (seconds(problem, planned, group, n * PERIOD) for n in (1, 2))
+    return two_s + (count - 2 * PERIOD) * (two_s - one_s) / PERIOD
+
+
+def _ways(
+    problem: Problem, group: Group, orders: Sequence[Order], fractional: bool
+) -> Iterator[Group]:
+    """Yield the ways for a group to work that fit its devices' memory, those that hold least first."""
+    shape = group.shape
+    plain = plain_windows(shape.num_stages)
+    cuts = even_cuts(problem, shape, plain) if fractional else ()
+    if cuts is None or (fractional and not cuts):
+        return
+    seen: set[Group] = set()
+    for order in orders:
+        splits = order is Order.ZERO_BUBBLE
+        if (splits and not _can_split(problem, shape)) or not (splits or cuts):
+            continue
+        for ahead, more in _SPLIT_BOUNDS if splits else _BOUNDS:
+            held = _clipped(problem, shape, cuts, [window + more for window in plain])
+            if held is None:
+                continue
+            windows = tuple(min(w + ahead, most) for w, most in zip(plain, held, strict=True))
+            style = Style(order=order, most_held=held if splits else (), cuts=cuts)
+            way = replace(group, windows=windows, style=style)
+            if way not in seen:
+                seen.add(way)
+                yield way
+
+
+def _clipped(
+    problem: Problem, shape: Shape, cuts: Sequence[float], held: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return how many microbatches each stage may hold: as wanted, or as many as fit; None where not even one does."""
+    clipped = list(held)
+    while full := _too_full(problem, shape, cuts, clipped):
+        for stage in full:
+            clipped[stage] -= 1
+        if min(clipped) < 1:
+            return None
+    return tuple(clipped)
+
+
+def _can_split(problem: Problem, shape: Shape) -> bool:
+    """Whether W has figures on all stages; recomputed layers hold more for it than the memory model counts."""
+    kinds = [problem.kinds[kind] for kind in shape.kinds]
+    return all(splits_backward(k.timings[shape.rows]) and not k.recompute for k in kinds)
+
+
+def even_cuts(problem: Problem, shape: Shape, held: Sequence[int]) -> tuple[float, ...] | None:
+    """Return real cuts at which all stages take equally long, as far as memory lets them.
+
+    None where layers differ, a stage would pass less than a layer, or nothing fits; empty where whole layers do.
+    """
+    if problem.layers_differ or shape.num_stages < 2:
+        return None
+    layer_s, start_s = _stage_seconds(problem, shape)
+    most = [float(problem.model.num_layers)] * shape.num_stages
+    for _ in range(shape.num_stages + 1):
+        shares = _shares(problem.model.num_layers, layer_s, start_s, most)
+        if shares is None:
+            return None
+        cuts = _rounded(shares)
+        full = _too_full(problem, shape, cuts, held)
+        if not full:
+            return () if all(cut == int(cut) for cut in cuts) else cuts
+        for stage, count in full.items():
+            most[stage] = min(most[stage] - 1, float(count - 1))  # a share may touch one more
+    return None
+
+
+def _stage_seconds(problem: Problem, shape: Shape) -> tuple[list[float], list[float]]:
+    """Return per stage the seconds of a layer and of what else it does."""
+    layer_s, start_s = [], []
+    last = shape.num_stages - 1
+    for index, kind in enumerate(shape.kinds):
+        unit_s, embedding_s, head_s = unit_seconds(problem.kinds[kind].timings[shape.rows])
+        layer_s.append(unit_s)
+        start_s.append(embedding_s * (index == 0) + head_s * (index == last))
+    return layer_s, start_s
+
+
+def _shares(
+    num_layers: int, layer_s: Sequence[float], start_s: Sequence[float], most: Sequence[float]
+) -> list[float] | None:
+    """Return real shares of the layers, each at least one layer and at most `most`, that level start + share * layer."""
+    if min(most) < _LEAST_LAYERS or sum(most) < num_layers or len(most) > num_layers:
+        return None
+
+    def at(level_s: float) -> list[float]:
+        return [
+            min(cap, max(_LEAST_LAYERS, (level_s - start) / unit))
+            for unit, start, cap in zip(layer_s, start_s, most, strict=True)
+        ]
+
+    low, high = 0.0, max(start_s) + num_layers * max(layer_s)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(at(middle)) < num_layers else (low, middle)
+    return at(high)
+
+
+def _rounded(shares: Sequence[float]) -> tuple[float, ...]:
+    """Return the cuts between shares."""
+    cuts, end = [], 0.0
+    for share in shares[:-1]:
+        end += share
+        cuts.append(round(end, _DIGITS))
+    return tuple(cuts)
+
+
+def _too_full(
+    problem: Problem, shape: Shape, cuts: Sequence[float], held: Sequence[int]
+) -> dict[int, int]:
+    """Return the stages that do not fit at these cuts, with the layers that they have there."""
+    full = {}
+    most = max(1, problem.batch_rows // shape.rows)
+    for index, piece in enumerate(held_pieces(shape, cuts)):
+        kind = shape.kinds[index]
+        limit = problem.kinds[kind].limit_bytes
+        load = stage_load(problem, kind, rows=shape.rows, window=min(held[index], most))
+        if limit is not None and limit < stage_bytes(problem.model, problem.dtype, piece, load):
+            full[index] = piece.num_layers
+    return full
+
+
+def _shifted(problem: Problem, candidate: Candidate) -> Candidate:
+    """Give stages that wait less a little less, by one pass over what they wait for; kept if the step gets shorter."""
+    groups: list[Group] = []
+    for group, planned in zip(candidate.groups, first_replicas(candidate), strict=True):
+        groups.append(_shifted_group(problem, group, planned) if group.style.cuts else group)
+    changed: Groups = tuple(groups)
+    if changed == candidate.groups:
+        return candidate
+    tried = judge(problem, changed)
+    return tried if tried.step_s < candidate.step_s else candidate
+
+
+def _shifted_group(problem: Problem, group: Group, planned: ReplicaPlan) -> Group:
+    """Return a group with the cuts at which all stages would end together if each waited as long as it does now."""
+    shape, count = group.shape, planned.num_microbatches
+    layer_s, start_s = _stage_seconds(problem, shape)
+    ends = [max(lanes) for lanes in replica_ends(planned)]
+    edges = (0.0, *group.style.cuts, float(problem.model.num_layers))
+    waits = [
+        (max(ends) - count * (start + (edges[i + 1] - edges[i]) * unit)) / count
+        for i, (unit, start) in enumerate(zip(layer_s, start_s, strict=True))
+    ]
+    least = min(waits)
+    most = [float(problem.model.num_layers)] * shape.num_stages
+    starts = [start + wait - least for start, wait in zip(start_s, waits, strict=True)]
+    shares = _shares(problem.model.num_layers, layer_s, starts, most)
+    if shares is None:
+        return group
+    cuts = _rounded(shares)
+    held = group.style.most_held or group.windows
+    if _too_full(problem, shape, cuts, held) or all(cut == int(cut) for cut in cuts):
+        return group
+    return replace(group, style=replace(group.style, cuts=cuts))
