@@ -20,6 +20,7 @@ from hetrun.profile.links import declared_link, needed_links
 from hetrun.profile.network import Network, assumed_network, measure_network
 from hetrun.profile.samples import choose_samples, kind_of, kinds
 from hetrun.transport.bundle import build_bundle
+from hetrun.transport.connect import one_connection_per_host
 
 __all__ = ["cache_folder", "num_steps", "profile", "profile_from_spec"]
 
@@ -44,8 +45,9 @@ def profile(
     """
     wanted = wanted_of(recipe, quick=quick)
     kept = None if cache is None else Cache(cache, build_bundle().sha256)
-    devices = measure_devices(facts, wanted, cache=kept, progress=progress)
-    network = measure_network(facts, quick=quick, progress=progress)
+    with one_connection_per_host():
+        devices = measure_devices(facts, wanted, cache=kept, progress=progress)
+        network = measure_network(facts, quick=quick, progress=progress)
     return _profile(recipe, devices, network, quick=quick)
 
 

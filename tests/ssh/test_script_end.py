@@ -17,7 +17,6 @@ from hetrun.model import Inventory
 from hetrun.transport.connect import open_transport
 from hetrun.transport.script import run_script
 from tests.ssh.lab import LabHost
-from tests.ssh.launches import lab_plan, launch_fake
 
 pytestmark = pytest.mark.ssh
 Hosts = tuple[LabHost, LabHost, LabHost]
@@ -114,12 +113,3 @@ def test_any_sh_ends_a_script_and_keeps_its_exit_code(hosts: Hosts, shell: str) 
         hosts[1].wait_empty(8.0)
     finally:
         hosts[1].inside("umount", str(real))
-
-
-def test_a_whole_launch_is_one_connection_per_host(hosts: Hosts, tmp_path: Path) -> None:
-    logs = [host.folder / "sshd.log" for host in hosts[:2]]
-    before = [path.read_text().count("Accepted publickey") for path in logs]
-    outcome = launch_fake(lab_plan(hosts, tmp_path / "meet"), tmp_path)
-    assert outcome.status == "done"
-    after = [path.read_text().count("Accepted publickey") for path in logs]
-    assert [late - early for early, late in zip(before, after, strict=True)] == [1, 1]
