@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hetrun.model import Span, StagePlan
-from hetrun.runtime.boundary import Receiver, Sender
+from hetrun.runtime.boundary import RECEIVE_AHEAD, Receiver, Sender
 from hetrun.runtime.data import Rows
 from hetrun.runtime.emulate import Clock
 from hetrun.runtime.network import Stage, summed_loss
@@ -94,6 +94,31 @@ class PipelineEngine:
         for sender in (self._neighbours.activations_out, self._neighbours.gradients_out):
             if sender is not None:
                 sender.finish()
+        return self._loss
+
+    def evaluate(self, microbatches: Sequence[Microbatch], timeline: Timeline) -> float:
+        """Forward the first microbatches of a step without gradients; return the summed, scaled loss as `run` does."""
+        self._loss = 0.0
+        before, after = self._neighbours.activations_in, self._neighbours.activations_out
+        order = [
+            action.microbatch
+            for action in self._actions
+            if action.kind is ActionKind.FORWARD and action.microbatch < len(microbatches)
+        ]
+        if before is not None:
+            before.start_step(order)
+        self._stage.eval()
+        with torch.no_grad():
+            for index in order:
+                self._forward(index, microbatches[index], timeline)
+                del self._held[index]
+                if after is not None:
+                    after.release(
+                        index - RECEIVE_AHEAD
+                    )  # no gradient comes to tell that it arrived
+        self._stage.train()
+        if after is not None:
+            after.finish()
         return self._loss
 
     def _start_receiving(self) -> None:

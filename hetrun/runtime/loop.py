@@ -17,6 +17,7 @@ from hetrun.model import EndEvent, Event, Plan, RankPlan, StartEvent, TraceEvent
 from hetrun.runtime.agreement import Agreement
 from hetrun.runtime.data import TokenStream, open_stream
 from hetrun.runtime.device import local_index, open_device
+from hetrun.runtime.evaluate import is_due
 from hetrun.runtime.groups import collective_timeout
 from hetrun.runtime.prepare import Cache
 from hetrun.runtime.trainer import Trainer
@@ -78,6 +79,8 @@ def train(
         before_step(number)
         result = trainer.step(number)
         write(result.event)
+        if is_due(trainer.plan.recipe.train, number):
+            write(trainer.evaluate(number))
         if number in traced:
             write(TraceEvent(rank=rank, step=number, spans=result.spans))
     write(

@@ -16,11 +16,21 @@ import torch
 from torch import Tensor
 
 from hetrun.errors import ConfigError, JobError
-from hetrun.model import Plan, RankPlan, ReplicaPlan, Span, StagePlan, StepEvent, TrainSpec
+from hetrun.model import (
+    EvaluationEvent,
+    Plan,
+    RankPlan,
+    ReplicaPlan,
+    Span,
+    StagePlan,
+    StepEvent,
+    TrainSpec,
+)
 from hetrun.runtime.data import TokenStream
 from hetrun.runtime.device import TORCH_DTYPE, peak_memory_bytes, synchronize
 from hetrun.runtime.emulate import Clock, VirtualClock, WallClock, check_memory
 from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline
+from hetrun.runtime.evaluate import evaluate, held_out_batches
 from hetrun.runtime.groups import connect_neighbours, connect_sync, create_groups
 from hetrun.runtime.network import Stage
 from hetrun.schedule import simulate_pipeline
@@ -138,6 +148,24 @@ class Trainer:
             peak_memory_bytes=self._peak_memory_bytes(),
         )
         return StepResult(event=event, spans=tuple(timeline.spans))
+
+    def evaluate(self, number: int) -> EvaluationEvent:
+        """Loss of the held-out rows after step `number`."""
+        batch_rows = self.plan.recipe.train.global_batch_rows
+        loss, seconds = evaluate(
+            held_out_batches(self._stream, self.replica, self.stage_plan, batch_rows=batch_rows),
+            engine=self._engine,
+            sync=self._sync,
+            clock=self._clock,
+        )
+        return EvaluationEvent(
+            rank=self.rank.rank,
+            step=number,
+            wall_s=time.time(),
+            loss=loss,
+            num_tokens=self._stream.num_held_out * self._stream.seq_len,
+            evaluation_s=seconds,
+        )
 
     def parameters_sha(self) -> str:
         """Hash over names and values of all parameters that this rank holds."""

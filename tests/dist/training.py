@@ -46,6 +46,7 @@ class Reference:
     losses: list[float]
     gradient_norms: list[float]
     parameters: dict[str, list[float]]
+    model: Stage
 
 
 def open_test_stream(plan: Plan, is_ragged: bool) -> TokenStream:
@@ -121,7 +122,7 @@ def train_reference(plan: Plan, *, is_ragged: bool) -> Reference:
             group["lr"] = warmed_up(train, step)
         optimizer.step()
         losses.append(loss.item())
-    return Reference(losses=losses, gradient_norms=norms, parameters=_values(model))
+    return Reference(losses=losses, gradient_norms=norms, parameters=_values(model), model=model)
 
 
 def largest_difference(answers: Sequence[RankAnswer], reference: Reference) -> float:
