@@ -157,3 +157,18 @@ def test_ports_inside_devices_are_facts_and_warnings() -> None:
     said = " ".join(facts.warnings)
     assert "RoCE port inside device 1: link down" in said
     assert "RoCE port inside device 1: no address" in said
+
+
+def test_numbers_that_overlap_by_chance_give_no_wrong_pair() -> None:
+    """The list counts 0 to 3, the matrix calls the same chips 1, 2, 4 and 5."""
+    rows = "".join(
+        f"{n}, NVIDIA A100 80GB PCIe, GPU-11111111-2222-3333-4444-55555555555{n}, 00000000:4{n}:00.0, 81920, 5.1, Disabled\n"
+        for n in range(4)
+    )
+    names = ["GPU1", "GPU2", "GPU4", "GPU5"]
+    matrix = "   ".join(["", *names]) + "\n"
+    matrix += "".join(
+        "   ".join([a, *("X" if a == b else "PIX" for b in names)]) + "\n" for a in names
+    )
+    facts = parse(**{"pci": "", "tool-nvidia-0": rows, "topo-nvidia": matrix})
+    assert (len(facts.devices), facts.device_links) == (4, ())
