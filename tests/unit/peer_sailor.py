@@ -32,7 +32,7 @@ Stage = tuple[str, int, int]  # chip, tp, and layers, of which embedding and hea
 
 # steps per second that the planners in Sailor's harness reach, by its simulator
 PEERS = {"Sailor": 0.1700, "AMP": 0.1316, "Metis": 0.1238, "FlashFlex": 0.1175}
-# the best of all equal replicas with one chip, one tp and one block of stages per type, up to 14 stages
+# the best of 175,017 equal replicas with at most one block of stages per chip, up to 14 stages, judged one by one
 BEST_OF_ALL = 0.19722
 BATCH = 1024
 SEQ_LEN = 2048

@@ -24,7 +24,9 @@ def test_the_judge_gives_what_sailors_simulator_gives() -> None:
     assert step_s(1, 12, deep) == pytest.approx(6.536984508026063, rel=1e-6)
 
 
-def test_the_best_of_our_plans_is_the_best_there_is_for_the_peers_judge(plans: list[Plan]) -> None:
+def test_the_best_of_our_plans_is_the_best_that_is_known_to_the_peers_judge(
+    plans: list[Plan],
+) -> None:
     best = max(judged(plan.split) for plan in plans)
     assert best == pytest.approx(BEST_OF_ALL, rel=1e-4)
     assert best > 1.15 * max(PEERS.values())
