@@ -28,6 +28,7 @@ from hetrun.report.words import (
     numbers_of,
     shape_of,
     some,
+    window_of,
 )
 
 MOST_RANKS = 32
@@ -169,10 +170,10 @@ def _stage_table(split: Split) -> Table:
                 cell(some(numbers) if index == 0 else ""),
                 cell(index),
                 cell(f"{len(ranks)} x {ranks[0].vendor} {ranks[0].model} on {some(hosts, 3)}"),
-                cell(stage.num_layers),
+                cell(f"{replica.layer_shares[index]:.4g}"),
                 cell(which),
                 cell(per_replica if index == 0 else ""),
-                cell(stage.window),
+                cell(window_of(stage.window, stage.most_held)),
                 cell(format_bytes(stage.memory_bytes)),
                 cell(format_bytes(stage.memory_limit_bytes)),
             )
@@ -187,12 +188,14 @@ def _likeness(replica: ReplicaPlan, split: Split) -> object:
             split.ranks[stage.ranks[0]].model,
             stage.num_layers,
             stage.window,
+            stage.most_held,
             stage.memory_bytes,
             stage.memory_limit_bytes,
         )
         for stage in replica.stages
     )
-    return replica.microbatch_rows, replica.num_microbatches, stages
+    way = (replica.order, replica.cuts)
+    return replica.microbatch_rows, replica.num_microbatches, stages, way
 
 
 def _part(part: str, cost: Cost) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from math import ceil, floor, isfinite
 
 from hetrun.model.base import SCHEMA_VERSION, Noun, Source, need
@@ -105,6 +106,21 @@ class ReplicaPlan(Noun):
     def num_rows(self) -> int:
         """Rows of one global batch that this replica computes."""
         return self.microbatch_rows * self.num_microbatches
+
+    @property
+    def layer_shares(self) -> tuple[float, ...]:
+        """Layers that a microbatch passes on each stage on average: whole numbers unless cuts are real."""
+        if not self.cuts:
+            return tuple(float(stage.num_layers) for stage in self.stages)
+        last = self.stages[-1]
+        edges = (0.0, *self.cuts, float(last.first_layer + last.num_layers))
+        return tuple(end - begin for begin, end in pairwise(edges))
+
+    @property
+    def way(self) -> str:
+        """How it works through its microbatches, in words."""
+        name = "zero bubble" if self.order is Order.ZERO_BUBBLE else "1F1B"
+        return f"{name} with real cuts" if self.cuts else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

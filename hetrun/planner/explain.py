@@ -84,7 +84,8 @@ def _device_terms(plan: Plan, profile: Profile) -> Iterator[Term]:
     for replica in plan.split.replicas:
         for stage in replica.stages:
             rank = plan.split.ranks[stage.ranks[0]]
-            key = (rank.vendor, rank.model, replica.microbatch_rows, len(stage.ranks))
+            tp = len(stage.ranks) // stage.lanes
+            key = (rank.vendor, rank.model, replica.microbatch_rows, tp)
             used[(*key, stage.recompute)] = None
     figures = {(device.vendor, device.model): device for device in profile.devices}
     for vendor, model, rows, tp, recompute in used:
@@ -118,7 +119,10 @@ def _timings(figures: DeviceProfile, rows: int) -> Iterator[Term]:
             timing.embedding_forward_s + timing.embedding_backward_s,
         ),
         ("head forward and backward", timing.head_forward_s + timing.head_backward_s),
+        ("layer gradients of weights", timing.layer_weights_s),
     ):
+        if seconds is None:
+            continue
         yield Term(what=what, of=of, value=seconds, unit="s", source=figures.source, how=how)
     yield Term(
         what="optimizer per parameter",
@@ -170,7 +174,7 @@ def _stage_terms(plan: Plan) -> Iterator[Term]:
                 stage.first_layer,
                 stage.num_layers,
             )
-            key += (stage.window, stage.memory_bytes, stage.send_s)
+            key += (stage.window, stage.most_held, stage.memory_bytes, stage.send_s)
             if key not in seen:
                 seen.add(key)
                 of = f"replica {number} stage {index} ({rank.vendor} {rank.model})"
@@ -182,6 +186,9 @@ def _one_stage(plan: Plan, stage: StagePlan, of: str, *, rows: int) -> Iterator[
     parts = plural(stage.num_layers, "layer") + ends
     yield _term("forward", of, stage.forward_s, "s", f"{parts}, per microbatch")
     yield _term("backward", of, stage.backward_s, "s", f"{parts}, per microbatch")
+    if stage.most_held is not None:
+        how = "the part of the backward that only the weights need, put off to fill gaps"
+        yield _term("gradients of weights", of, stage.weights_s, "s", how)
     if not stage.has_head:
         sent = arch.boundary_bytes(
             plan.recipe.model, plan.recipe.train.dtype, rows, plan.recipe.data.seq_len
@@ -208,7 +215,8 @@ def _memory_terms(recipe: Recipe, stage: StagePlan, of: str, *, rows: int) -> It
     how = f"{parameters:,} parameters x {STATES_PER_PARAMETER} (weight, gradient, two moments) x {element} bytes"
     yield _term("memory: states", of, states, "bytes", how)
     kept = "inputs of layers" if stage.recompute else "activations"
-    how = f"{kept} of {stage.window} x {plural(rows, 'row')} in flight, messages, loss"
+    held = stage.most_held or stage.window
+    how = f"{kept} of {held} x {plural(rows, 'row')} in flight, messages, loss"
     yield _term("memory: in flight", of, stage.memory_bytes - states, "bytes", how)
     yield _term(
         "memory: all", of, stage.memory_bytes, "bytes", "what the plan counts on, per device"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from hetrun.model import Baseline, Order, RankPlan, ReplicaPlan
+from hetrun.model import Baseline, RankPlan, ReplicaPlan
 from hetrun.planner.drafts import Candidate
 
 
@@ -31,25 +30,10 @@ def blocks_words(ranks: Sequence[RankPlan], replicas: Sequence[ReplicaPlan]) -> 
     for replica in replicas:
         stages = ", ".join(
             f"{ranks[stage.ranks[0]].vendor} {share:.4g}"
-            for stage, share in zip(replica.stages, layer_shares(replica), strict=True)
+            for stage, share in zip(replica.stages, replica.layer_shares, strict=True)
         )
         seen[stages] = seen.get(stages, 0) + 1
     return " + ".join(f"{count} x ({stages})" for stages, count in seen.items())
-
-
-def layer_shares(replica: ReplicaPlan) -> tuple[float, ...]:
-    """Return how many layers each stage passes on average: whole numbers unless cuts are real."""
-    if not replica.cuts:
-        return tuple(float(stage.num_layers) for stage in replica.stages)
-    last = replica.stages[-1]
-    edges = (0.0, *replica.cuts, float(last.first_layer + last.num_layers))
-    return tuple(end - begin for begin, end in pairwise(edges))
-
-
-def order_words(replica: ReplicaPlan) -> str:
-    """Return how a replica works through its microbatches, such as "zero bubble with real cuts"."""
-    name = "zero bubble" if replica.order is Order.ZERO_BUBBLE else "1F1B"
-    return f"{name} with real cuts" if replica.cuts else name
 
 
 def order_notes(best: Candidate, plain: Candidate | None) -> tuple[str, ...]:
@@ -57,7 +41,7 @@ def order_notes(best: Candidate, plain: Candidate | None) -> tuple[str, ...]:
     if plain is None or plain.step_s <= best.step_s:
         return ()
     replicas = best.layout.replicas
-    names = " and ".join(dict.fromkeys(map(order_words, replicas)))
+    names = " and ".join(dict.fromkeys(replica.way for replica in replicas))
     gain = plain.step_s / best.step_s - 1
     twice = sum(cut % 1 != 0 for replica in replicas for cut in replica.cuts)
     price = f", {plural(twice, 'layer')} held and reduced twice" if twice else ""

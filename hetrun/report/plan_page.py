@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetrun import __version__
-from hetrun.model import Efficiency, Plan, RankPlan, RankTrace, ReplicaPlan, StagePlan
+from hetrun.model import Efficiency, Order, Plan, RankPlan, RankTrace, ReplicaPlan, StagePlan
 from hetrun.report.markup import Html, el, join
 from hetrun.report.page import page
 from hetrun.report.style import NUM_COLOURS
@@ -20,6 +20,7 @@ from hetrun.report.words import (
     numbers_of,
     shape_of,
     some,
+    window_of,
 )
 from hetrun.schedule import simulate_step
 
@@ -170,28 +171,31 @@ def _likeness(plan: Plan, replica: ReplicaPlan) -> object:
         )
         for s in replica.stages
     )
-    return replica.microbatch_rows, replica.num_microbatches, stages
+    way = (replica.order, replica.cuts)
+    return replica.microbatch_rows, replica.num_microbatches, stages, way
 
 
 def _replica_bar(
     plan: Plan, replica: ReplicaPlan, numbers: list[int], colours: dict[str, int]
 ) -> Html:
-    total = sum(max(stage.num_layers, 0.4) for stage in replica.stages)
+    shares = replica.layer_shares
+    total = sum(max(share, 0.4) for share in shares)
     pieces: list[Html] = []
     at = 0.0
-    for stage in replica.stages:
-        width = max(stage.num_layers, 0.4) / total
-        pieces.append(_stage_box(plan, stage, at, width, colours))
+    for stage, share in zip(replica.stages, shares, strict=True):
+        width = max(share, 0.4) / total
+        pieces.append(_stage_box(plan, stage, at, (width, share), colours))
         at += width
     bar = el("svg", *pieces, width="100%", height=_BAR_HEIGHT)
-    rows = f"{replica.num_microbatches} x {replica.microbatch_rows} rows each"
+    rows = f"{replica.num_microbatches} x {replica.microbatch_rows} rows each, {replica.way}"
     which = f"replica{'s' if len(numbers) > 1 else ''} {some(numbers)}"
     return el("div", el("span", which, el("i", rows), class_="label"), bar, class_="lane")
 
 
 def _stage_box(
-    plan: Plan, stage: StagePlan, at: float, width: float, colours: dict[str, int]
+    plan: Plan, stage: StagePlan, at: float, size: tuple[float, float], colours: dict[str, int]
 ) -> Html:
+    width, share = size  # of the bar, and layers
     rank = plan.split.ranks[stage.ranks[0]]
     which = layers_of(
         stage.first_layer, stage.num_layers, embedding=stage.has_embedding, head=stage.has_head
@@ -203,13 +207,13 @@ def _stage_box(
     middle = f"{100 * (at + width / 2):.2f}%"
     words: list[Html] = []
     if width > 0.09:
-        layers = count(stage.num_layers, "layer")
+        layers = "1 layer" if share == 1 else f"{share:.4g} layers"
         words = [
             el("text", rank.vendor, x=middle, y=20, text_anchor="middle", class_="n nf"),
             el("text", layers, x=middle, y=35, text_anchor="middle", class_="n nf"),
         ]
     elif width > 0.025:
-        number = str(stage.num_layers)
+        number = f"{share:.4g}"
         words = [el("text", number, x=middle, y=28, text_anchor="middle", class_="n nf")]
     box = el(
         "rect",
@@ -243,6 +247,7 @@ def _timeline(plan: Plan, colours: dict[str, int]) -> Html:
         "div",
         el("span", swatch("f v0"), "forward"),
         el("span", swatch("b v0"), "backward"),
+        el("span", swatch("w v0"), "gradients of weights") if _puts_off(plan) else None,
         el("span", swatch("sync"), "gradient sync"),
         el("span", swatch("opt"), "optimizer"),
         el("span", swatch("idlebox"), "idle"),
@@ -252,6 +257,11 @@ def _timeline(plan: Plan, colours: dict[str, int]) -> Html:
     note = f"{count(left, 'more rank')} of replicas like these are left out." if left else None
     after = el("p", note, class_="note") if note else None
     return el("section", title, legend, lanes, after, class_="card long")
+
+
+def _puts_off(plan: Plan) -> bool:
+    """Whether some replica runs the gradients of its weights on their own."""
+    return any(replica.order is Order.ZERO_BUBBLE for replica in plan.split.replicas)
 
 
 def _shown_replicas(plan: Plan) -> list[int]:
@@ -344,7 +354,8 @@ def _memory_row(rank: RankPlan, stage: StagePlan, name: str, colours: dict[str, 
         stage.first_layer, stage.num_layers, embedding=stage.has_embedding, head=stage.has_head
     )
     device = join([swatch(f"f v{colours[rank.vendor]}"), f"{rank.vendor} {rank.model}"])
-    numbers = (str(stage.window), format_bytes(stage.memory_bytes), format_bytes(limit), used)
+    window = window_of(stage.window, stage.most_held)
+    numbers = (window, format_bytes(stage.memory_bytes), format_bytes(limit), used)
     return el(
         "tr",
         el("td", name),

@@ -79,7 +79,7 @@ svg.defs{position:absolute}
 .axisname{color:var(--soft)}
 .shares{display:grid;grid-template-columns:repeat(3,1fr);gap:0 12px;font-size:12.5px;color:var(--soft);font-variant-numeric:tabular-nums}
 .share{white-space:nowrap;text-align:right}.shares b{color:var(--ink);font-weight:600}
-.f{fill:var(--c)}.b{fill:var(--d)}.sync{fill:var(--sync)}.opt{fill:var(--opt)}
+.f{fill:var(--c)}.b{fill:var(--d)}.w{fill:var(--d);fill-opacity:.55}.sync{fill:var(--sync)}.opt{fill:var(--opt)}
 .s{stroke:var(--card);stroke-width:1;vector-effect:non-scaling-stroke}
 text.n{font-size:11px;pointer-events:none}text.nf{fill:var(--onc)}text.letter{font-size:10px;font-weight:600}
 .idlebox{fill:url(#idle)}

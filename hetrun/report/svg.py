@@ -17,8 +17,14 @@ _MOST_POINTS = 800
 _MOST_RINGS = 200
 _MOST_SINGLE_SPANS = 4000  # more than that are drawn as one path per lane and kind, without titles
 _LANE_HEIGHT = 22
-_CLASS_OF = {"F": "f", "B": "b", "sync": "sync", "optimizer": "opt"}
-_NAME_OF = {"F": "forward", "B": "backward", "sync": "gradient sync", "optimizer": "optimizer"}
+_CLASS_OF = {"F": "f", "B": "b", "W": "w", "sync": "sync", "optimizer": "opt"}
+_NAME_OF = {
+    "F": "forward",
+    "B": "backward",
+    "W": "gradients of weights",
+    "sync": "gradient sync",
+    "optimizer": "optimizer",
+}
 
 
 def hatch() -> Html:

@@ -140,6 +140,11 @@ def layers_of(first_layer: int, num_layers: int, *, embedding: bool, head: bool)
     return ", ".join(parts) or "nothing"
 
 
+def window_of(window: int, most_held: int | None) -> str:
+    """Return forwards that may run ahead, such as "4", and what is held until W where that is apart: "6, holds 7"."""
+    return str(window) if most_held is None else f"{window}, holds {most_held}"
+
+
 def definitions() -> tuple[tuple[str, str, str], ...]:
     """Return (key, title, one line) of the three efficiency numbers, in the order in which they are shown."""
     return (

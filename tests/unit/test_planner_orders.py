@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrun import arch
+from hetrun.errors import ConfigError
 from hetrun.model import Order, Pins, Plan, PlanLimits, Profile, RankPlan, ReplicaPlan, Split
 from hetrun.planner.bound import lower_bound
 from hetrun.planner.check import check_split
 from hetrun.planner.drafts import Candidate, Group, judge, plain_windows
+from hetrun.planner.explain import explain
+from hetrun.planner.export import TARGETS, export
 from hetrun.planner.orders import even_cuts, refined
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.recost import recost
 from hetrun.planner.shapes import ShapeMaker
-from hetrun.planner.words import layer_shares
+from hetrun.report.plan_page import to_page
 from hetrun.schedule import simulate_replica, step_cost
+from hetrun.schedule.modelled import modelled_timings
 from tests.unit.planner_lab import FREE_LINKS, MODEL, Chips, Lab, small_model
 
 ALL = PlanLimits(orders=tuple(Order), fractional=True)
@@ -152,7 +157,7 @@ def test_plan_says_what_its_order_and_cuts_gain_and_keeps_its_bound() -> None:
     assert plan.split.cost.step_s < whole.split.cost.step_s
     assert even_of(plan) == even_of(whole)
     for replica in plan.split.replicas:
-        assert sum(layer_shares(replica)) == pytest.approx(24)
+        assert sum(replica.layer_shares) == pytest.approx(24)
 
 
 def even_of(plan: Plan) -> float:
@@ -256,3 +261,37 @@ def laned(
         more += [replace(ranks[stage.ranks[0]], rank=first + n) for n in range(count)]
         stages.append(replace(stage, ranks=tuple(range(first, first + count)), lanes=count))
     return tuple(more), replace(replica, stages=tuple(stages))
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_exports_refuse_what_no_target_runs_and_say_what_to_set(target: str) -> None:
+    plan = tight_lab(ALL).plan()
+    with pytest.raises(ConfigError, match="runs zero bubble with real cuts") as caught:
+        export(plan, target)
+    assert "plan.orders: [1f1b]" in (caught.value.hint or "")
+
+
+def test_page_and_explanation_show_order_shares_and_what_is_held() -> None:
+    lab = tight_lab(ALL)
+    plan = lab.plan()
+    page = to_page(plan)
+    assert "zero bubble with real cuts" in page
+    assert "gradients of weights" in page
+    stage, share = plan.split.replicas[0].stages[0], plan.split.replicas[0].layer_shares[0]
+    assert f"{share:.4g} layers" in page
+    assert f"{stage.window}, holds {stage.most_held}" in page
+    terms = explain(plan, lab.profile).terms
+    held = [term.how for term in terms if term.what == "memory: in flight"]
+    assert any(f"of {stage.most_held} x 1 row" in how for how in held)
+    assert any(term.what == "gradients of weights" for term in terms)
+
+
+def test_modelled_weights_are_the_matrices_part_of_a_forward() -> None:
+    (timing,) = modelled_timings(MODEL, [(1, False, 2)], seq_len=64, flops_per_s=1e9)
+    matrices = arch.layer_parameters(MODEL) - 2 * MODEL.hidden_size
+    assert timing.layer_weights_s == pytest.approx(2 * matrices * 2 * 64 / 1e9)
+    assert timing.layer_backward_s == 2 * timing.layer_forward_s
+    assert timing.head_weights_s == timing.head_forward_s
+    assert (
+        timing.layer_weights_s or 0.0
+    ) < timing.layer_forward_s  # attention scores have no weights

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from hetrun.errors import ConfigError
 from hetrun.model import Plan
-from hetrun.planner.export.common import Export
+from hetrun.planner.export.common import Export, plain_orders
 from hetrun.planner.export.flagscale import to_flagscale
 from hetrun.planner.export.megatron import to_megatron
 from hetrun.planner.export.synerfuse import to_synerfuse
@@ -32,4 +32,5 @@ def export(plan: Plan, target: str) -> Export:
         near = difflib.get_close_matches(target, TARGETS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(TARGETS)}"
         raise ConfigError(f"no export to {target!r}", hint=hint)
+    plain_orders(plan, target)
     return writer(plan)

@@ -36,6 +36,27 @@ def refuse(target: str, why: str, hint: str) -> ConfigError:
     return ConfigError(f"{target} cannot express this plan: {why}", hint=hint)
 
 
+def plain_orders(plan: Plan, target: str) -> None:
+    """Refuse what no target has words for: real cuts, W on its own, stages of several lanes.
+
+    Raises:
+        ConfigError: says which, and what to set.
+    """
+    for number, replica in enumerate(plan.split.replicas):
+        if replica.way != "1F1B":
+            raise refuse(
+                target,
+                f"replica {number} runs {replica.way}",
+                "plan again with plan.orders: [1f1b] and plan.fractional: false",
+            )
+        if any(stage.lanes > 1 for stage in replica.stages):
+            raise refuse(
+                target,
+                f"stages of replica {number} take microbatches in turn",
+                "plan again without lanes",
+            )
+
+
 def common_pipeline(plan: Plan, target: str) -> ReplicaPlan:
     """Return the first replica, once all have its stages: layers, device models and tensor parallelism.
 
