@@ -11,7 +11,7 @@ import pytest
 from hetrun.errors import ConfigError
 from hetrun.launch import dry_run, launch
 from hetrun.launch.check import check_plan
-from hetrun.model import HostSpec, Plan
+from hetrun.model import HostSpec, Order, Plan
 from tests.ssh.plans import Recorder, make_plan
 from tests.unit import report_factory
 
@@ -78,6 +78,16 @@ def test_a_contradiction_is_named(message: str) -> None:
         check_plan(BROKEN[message])
     assert message in caught.value.message
     assert caught.value.hint
+
+
+def test_an_order_that_the_runtime_cannot_run_is_refused_with_what_to_set() -> None:
+    plan = _plan()
+    (replica,) = plan.split.replicas
+    held = tuple(replace(stage, most_held=stage.window) for stage in replica.stages)
+    other = replace(replica, order=Order.ZERO_BUBBLE, stages=held)
+    with pytest.raises(ConfigError, match="replica 0 runs zero bubble, which the runtime") as found:
+        check_plan(replace(plan, split=replace(plan.split, replicas=(other,))))
+    assert "plan.orders: [1f1b]" in (found.value.hint or "")
 
 
 def test_launch_and_dry_run_refuse_it_before_anything_is_made(tmp_path: Path) -> None:
