@@ -17,6 +17,11 @@ from tests.chain import argv, done, short_recipe
 pytestmark = pytest.mark.dist
 
 CPUS = "hosts:\n  one: { connection: local, cpu_devices: 2 }\n  two: { connection: local }\n"
+DECLARED = """links:
+  - { kind: inside_host, latency_us: 10, gbit_per_s: 80 }
+  - { kind: inside_island, latency_us: 10, gbit_per_s: 80 }
+"""
+PARTS = ("_forward_s", "_backward_s")
 SHARED = "plan: { tp: [1, 2], recompute: true }"
 
 
@@ -60,7 +65,7 @@ def test_processor_is_measured_truly_and_its_figures_are_kept(tmp_path: Path) ->
         (tp, again, rows) for tp in (1, 2) for again in (False, True) for rows in (1, 4)
     }
     for timing in timings.values():
-        assert all(value > 0 for name, value in timing.items() if name.endswith("_s"))
+        assert all(value > 0 for name, value in timing.items() if name.endswith(PARTS))
         assert timing["layer_peak_bytes"] is None
     few, many = timings[1, False, 1], timings[1, False, 4]
     assert many["head_forward_s"] > 1.2 * few["head_forward_s"]
@@ -73,7 +78,14 @@ def test_processor_is_measured_truly_and_its_figures_are_kept(tmp_path: Path) ->
         "inside_island": "measured",
     }
     assert all(link["bytes_per_s"] > 1e8 and link["latency_s"] < 1e-2 for link in links.values())
+    reduced = {c["link"]: c for c in found["curves"] if c["kind"] == "all_reduce"}
+    assert {link: (c["source"], c["backend"], c["hosts"]) for link, c in reduced.items()} == {
+        "inside_host": ("measured", "gloo", ["one"]),
+        "inside_island": ("measured", "gloo", ["one", "two"]),
+    }
 
+    (tmp_path / "lab.yaml").write_text(CPUS + DECLARED)  # devices alone count from here
+    done("probe", "lab.yaml", cwd=tmp_path)
     again, said = run(tmp_path, "--quick")
     assert again["devices"][0]["timings"] == cpu["timings"]
     assert "figures from the cache" in said
@@ -91,12 +103,14 @@ def test_estimate_runs_nothing_and_says_so(tmp_path: Path) -> None:
     assert "were measured nowhere" in said
 
 
-def test_interrupt_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("module", ["runtime.bench", "runtime.collectivebench"])
+def test_interrupt_leaves_no_process(tmp_path: Path, module: str) -> None:
     write_lab(tmp_path)
     done("probe", "lab.yaml", cwd=tmp_path)
     marker = f"HETRUN_TEST_MARK={tmp_path}"
     process = subprocess.Popen(
-        argv("profile", "tiny-llama.yaml", "--no-cache"),
+        argv("profile", "tiny-llama.yaml", "--no-cache", "--quick"),
         cwd=tmp_path,
         env={**os.environ, "HETRUN_TEST_MARK": str(tmp_path)},
         stdin=subprocess.DEVNULL,
@@ -105,7 +119,7 @@ def test_interrupt_leaves_no_process(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        _until(lambda: any("runtime.bench" in line for line in _marked(marker).values()))
+        _until(lambda: any(module in line for line in _marked(marker).values()), timeout_s=60.0)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
         assert process.returncode == 130
