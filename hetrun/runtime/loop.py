@@ -104,7 +104,8 @@ def agree(plan: Plan, rank: RankPlan, stream: TokenStream, store: dist.Store) ->
     agreement.check(
         "training text",
         stream.fingerprint(),
-        hint="hosts have other Python versions or files: use `kind: text` with one file copied to all hosts",
+        hint="hosts have other files, or other versions of Python or of the tokenizer's package: use `kind: tokens`"
+        " or `kind: text` with one file copied to all hosts",
     )
     agreement.conclude(timedelta(seconds=plan.recipe.launch.start_timeout_s))
 
