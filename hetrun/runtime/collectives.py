@@ -40,6 +40,7 @@ def measure(
         device, why = _open_device(request, rank)
         if said := _agree(store, request, rank, why):
             return CollectiveResult(why=said)
+        store.set_timeout(timedelta(seconds=request.connect_s))  # all are there: none is far behind
         dist.init_process_group(
             request.backend,
             store=dist.PrefixStore("group", store),
