@@ -15,8 +15,9 @@ nothing else before it and may run it. What ends up simultaneous but for roundin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 from hetrun.model import Order
@@ -60,40 +61,64 @@ class Lane:
     """What one lane of a stage has done and what has arrived there."""
 
     __slots__ = (
-        "done",
+        "backwards",
+        "down",
         "end_s",
-        "entries",
+        "forwards",
         "gradients",
         "idle",
         "inputs",
+        "kinds",
+        "most_held",
         "number",
         "peak",
+        "place",
         "seconds",
+        "send_back_s",
+        "send_s",
         "stage",
-        "work",
+        "starts",
+        "step",
+        "up",
+        "weights",
+        "window",
     )
 
     def __init__(self, stage: int, number: int, work: StageWork) -> None:
         mine = slice(number, None, work.lanes)
         self.stage = stage
         self.number = number
-        self.work = work
+        self.step = work.lanes
+        self.window = work.window
+        self.most_held = work.most_held
+        self.send_s = work.send_s
+        self.send_back_s = 0.0
         self.seconds = (work.forward_s[mine], work.backward_s[mine], work.weights_s[mine])
         count = len(self.seconds[FORWARD])
         self.inputs = [inf] * (count + 1)  # arrivals by place; one beyond the last never comes
         self.gradients = [inf] * (count + 1)
-        self.done = [0, 0, 0]  # F, B, W
+        self.forwards = self.backwards = self.weights = 0  # done
         self.idle = True
         self.peak = 0
         self.end_s = 0.0
-        self.entries: list[Entry] = []
+        self.kinds: list[int] = []  # of its actions, in order
+        self.starts: list[float] = []
+        self.place = 0  # among all lanes
+        self.down: list[Lane] = []  # lanes of the next stage
+        self.up: list[Lane] = []
 
-    def input_s(self) -> float:
-        """Return when the next forward may start, as far as is known: inf while the bounds forbid it."""
-        forwards, backwards, weights = self.done
-        if forwards - backwards < self.work.window and forwards - weights < self.work.most_held:
-            return self.inputs[forwards]
-        return inf
+    def entries(self) -> Iterator[Entry]:
+        """Yield its actions in order."""
+        places = [0, 0, 0]
+        for kind, start_s in zip(self.kinds, self.starts, strict=True):
+            place = places[kind]
+            places[kind] = place + 1
+            yield kind, place, start_s, start_s + self.seconds[kind][place]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of its microbatches are through."""
+        return min(self.forwards, self.backwards, self.weights) == len(self.inputs) - 1
 
 
 class Lanes:
@@ -108,14 +133,20 @@ class Lanes:
         if not stages or len({len(stage.forward_s) for stage in stages}) != 1:
             raise ValueError("pipeline: need stages with equally many microbatches")
         self.splits = order is Order.ZERO_BUBBLE
-        self.stages = stages
-        self.lanes: list[Lane] = []
-        self.firsts: list[int] = []  # of each stage, its first lane
-        for index, work in enumerate(stages):
-            self.firsts.append(len(self.lanes))
-            self.lanes += [Lane(index, number, work) for number in range(work.lanes)]
-        for lane in self.lanes[: stages[0].lanes]:
+        by_stage = [
+            [Lane(index, number, work) for number in range(work.lanes)]
+            for index, work in enumerate(stages)
+        ]
+        for before, after in pairwise(by_stage):
+            for lane in before:
+                lane.down = after
+            for lane in after:
+                lane.up, lane.send_back_s = before, before[0].send_s
+        for lane in by_stage[0]:
             lane.inputs[:-1] = [0.0] * (len(lane.inputs) - 1)
+        self.lanes = [lane for held in by_stage for lane in held]
+        for place, lane in enumerate(self.lanes):
+            lane.place = place
         self.wake = [0.0 if lane.stage == 0 else inf for lane in self.lanes]
         work_s = sum(sum(stage.forward_s) + sum(stage.backward_s) for stage in stages)
         self.slack_s = SAME * work_s / (2 * len(stages) * len(stages[0].forward_s))
@@ -132,65 +163,61 @@ class Lanes:
             place = wake.index(now_s)
             wake[place] = act(lanes[place], now_s)
             now_s = min(wake)
-        left = [lane.done for lane in lanes if min(lane.done) < len(lane.inputs) - 1]
+        left = [lane.place for lane in lanes if not lane.is_done]
         if left:
-            raise ValueError(f"pipeline stalls: lanes did {left} F, B, W")
+            raise ValueError(f"pipeline stalls: lanes {left} wait for ever")
 
     def act(self, lane: Lane, now_s: float) -> float:
         """Let a free lane do the first thing it can; return when it is to be asked again."""
-        forwards, backwards, weights = lane.done
+        forwards, backwards, weights = lane.forwards, lane.backwards, lane.weights
         until_s = now_s + self.slack_s
         gradient_s = lane.gradients[backwards]
-        input_s = lane.input_s()
+        room = forwards - backwards < lane.window and forwards - weights < lane.most_held
+        input_s = lane.inputs[forwards] if room else inf
         lane.idle = False
         if gradient_s <= until_s and (self.splits or input_s > until_s):
-            return self._backward(lane, backwards, max(now_s, gradient_s))
+            return self._backward(lane, backwards, gradient_s if gradient_s > now_s else now_s)
         if input_s <= until_s:
-            return self._forward(lane, forwards, max(now_s, input_s))
+            return self._forward(lane, forwards, input_s if input_s > now_s else now_s)
         if weights < backwards:
-            lane.done[WEIGHTS] += 1
-            return _enter(lane, WEIGHTS, weights, now_s)
+            lane.end_s = end_s = now_s + lane.seconds[WEIGHTS][weights]
+            lane.kinds.append(WEIGHTS)
+            lane.starts.append(now_s)
+            lane.weights = weights + 1
+            return end_s
         lane.idle = True
-        return min(gradient_s, input_s)
+        return gradient_s if gradient_s < input_s else input_s
 
     def _forward(self, lane: Lane, place: int, start_s: float) -> float:
         """Run a forward and send its output on; the last stage turns round at once."""
-        end_s = _enter(lane, FORWARD, place, start_s)
-        lane.done[FORWARD] = place + 1
-        held = place + 1 - lane.done[WEIGHTS]
-        if held > lane.peak:
-            lane.peak = held
-        if lane.stage + 1 < len(self.stages):
-            self._send(lane, place, lane.stage + 1, end_s + lane.work.send_s)
+        lane.end_s = end_s = start_s + lane.seconds[FORWARD][place]
+        lane.kinds.append(FORWARD)
+        lane.starts.append(start_s)
+        lane.forwards = place + 1
+        if place + 1 - lane.weights > lane.peak:
+            lane.peak = place + 1 - lane.weights
+        if lane.down:
+            there, number = divmod(place * lane.step + lane.number, len(lane.down))
+            other = lane.down[number]
+            other.inputs[there] = arrives_s = end_s + lane.send_s
+            if other.idle and arrives_s < self.wake[other.place]:
+                self.wake[other.place] = arrives_s
         else:
             lane.gradients[place] = end_s
         return end_s
 
     def _backward(self, lane: Lane, place: int, start_s: float) -> float:
         """Run a backward and send its gradient back."""
-        end_s = _enter(lane, BACKWARD, place, start_s)
-        lane.done[BACKWARD] = place + 1
+        lane.end_s = end_s = start_s + lane.seconds[BACKWARD][place]
+        lane.kinds.append(BACKWARD)
+        lane.starts.append(start_s)
+        lane.backwards = place + 1
         if not self.splits:
-            lane.done[WEIGHTS] = place + 1
-        if lane.stage:
-            before = lane.stage - 1
-            self._send(lane, place, before, end_s + self.stages[before].send_s)
+            lane.weights = place + 1
+        if lane.up:
+            there, number = divmod(place * lane.step + lane.number, len(lane.up))
+            other = lane.up[number]
+            other.gradients[there] = arrives_s = end_s + lane.send_back_s
+            if other.idle and arrives_s < self.wake[other.place]:
+                self.wake[other.place] = arrives_s
         return end_s
-
-    def _send(self, lane: Lane, place: int, target: int, arrives_s: float) -> None:
-        """Tell the lane of a neighbouring stage that has the same microbatch; wake it if it sleeps for longer."""
-        microbatch = place * lane.work.lanes + lane.number
-        there, number = divmod(microbatch, self.stages[target].lanes)
-        at = self.firsts[target] + number
-        other = self.lanes[at]
-        arrivals = other.inputs if target > lane.stage else other.gradients
-        arrivals[there] = arrives_s
-        if other.idle and arrives_s < self.wake[at]:
-            self.wake[at] = arrives_s
-
-
-def _enter(lane: Lane, kind: int, place: int, start_s: float) -> float:
-    """Write down an action of a lane; return when it ends."""
-    lane.end_s = end_s = start_s + lane.seconds[kind][place]
-    lane.entries.append((kind, place, start_s, end_s))
-    return end_s

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
+from operator import sub
 
 from hetrun.model import Order, ReplicaPlan, StagePlan
 from hetrun.schedule.cuts import cut_at
 from hetrun.schedule.lanes import Lane, Lanes, StageWork
+from hetrun.schedule.periods import play_skipping
 from hetrun.schedule.pipeline import (
     ActionKind,
     StageTimes,
@@ -55,7 +57,12 @@ def replica_ends(replica: ReplicaPlan) -> tuple[tuple[float, ...], ...]:
     if is_plain(replica):
         ends = pipeline_ends(_stage_times(replica), replica.num_microbatches)
         return tuple((end_s,) for end_s in ends)
-    return tuple(tuple(lane.end_s for lane in stage) for stage in _played(replica))
+    lanes = Lanes(stage_works(replica), replica.order)
+    if replica.cuts or any(stage.lanes > 1 for stage in replica.stages):
+        lanes.play()
+    else:
+        play_skipping(lanes)
+    return tuple(tuple(lane.end_s for lane in stage) for stage in _by_stage(lanes))
 
 
 def is_plain(replica: ReplicaPlan) -> bool:
@@ -90,15 +97,16 @@ def work_of(stage: StagePlan, num_layers: int) -> tuple[float, float, float]:
 def stage_works(replica: ReplicaPlan) -> tuple[StageWork, ...]:
     """Return what the event simulation needs to know of each stage."""
     works = []
-    for index, stage in enumerate(replica.stages):
-        passes = [len(layers_of(replica, index, i)) for i in range(replica.num_microbatches)]
-        seconds = {count: work_of(stage, count) for count in set(passes)}
-        forward, backward, weights = zip(*(seconds[count] for count in passes), strict=True)
+    for stage, passes in zip(replica.stages, _passes(replica), strict=True):
+        table = {count: work_of(stage, count) for count in set(passes)}
+        forward = {count: seconds[0] for count, seconds in table.items()}
+        backward = {count: seconds[1] for count, seconds in table.items()}
+        weights = {count: seconds[2] for count, seconds in table.items()}
         works.append(
             StageWork(
-                forward_s=forward,
-                backward_s=backward,
-                weights_s=weights,
+                forward_s=tuple(map(forward.__getitem__, passes)),
+                backward_s=tuple(map(backward.__getitem__, passes)),
+                weights_s=tuple(map(weights.__getitem__, passes)),
                 send_s=stage.send_s,
                 window=stage.window,
                 most_held=max(stage.window, stage.most_held or 0),
@@ -108,24 +116,35 @@ def stage_works(replica: ReplicaPlan) -> tuple[StageWork, ...]:
     return tuple(works)
 
 
-def _played(replica: ReplicaPlan) -> tuple[tuple[Lane, ...], ...]:
-    """Play the event simulation; return the lanes of each stage."""
-    lanes = Lanes(stage_works(replica), replica.order)
-    lanes.play()
+def _passes(replica: ReplicaPlan) -> list[list[int]]:
+    """Return how many layers each microbatch passes, per stage: `layers_of` for all of them."""
+    count = replica.num_microbatches
+    if not replica.cuts:
+        return [[stage.num_layers] * count for stage in replica.stages]
+    last = replica.stages[-1]
+    edges = [[0] * count]
+    edges += [[cut_at(cut, microbatch) for microbatch in range(count)] for cut in replica.cuts]
+    edges.append([last.first_layer + last.num_layers] * count)
+    return [list(map(sub, ends, firsts)) for firsts, ends in pairwise(edges)]
+
+
+def _by_stage(lanes: Lanes) -> tuple[tuple[Lane, ...], ...]:
     return tuple(tuple(held) for _, held in groupby(lanes.lanes, key=lambda lane: lane.stage))
 
 
 def _event_lanes(replica: ReplicaPlan) -> tuple[tuple[LaneRun, ...], ...]:
-    return tuple(tuple(_lane_run(lane) for lane in stage) for stage in _played(replica))
+    lanes = Lanes(stage_works(replica), replica.order)
+    lanes.play()
+    return tuple(tuple(_lane_run(lane) for lane in stage) for stage in _by_stage(lanes))
 
 
 def _lane_run(lane: Lane) -> LaneRun:
     """Return the record of a lane with the microbatches as the replica numbers them."""
-    number, step = lane.number, lane.work.lanes
+    number, step = lane.number, lane.step
     return LaneRun(
         actions=tuple(
             TimedAction(_KINDS[kind], place * step + number, start_s, end_s)
-            for kind, place, start_s, end_s in lane.entries
+            for kind, place, start_s, end_s in lane.entries()
         ),
         end_s=lane.end_s,
         peak_activations=lane.peak,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from hetrun.schedule.lanes import (
     StageWork,
     bounded_windows,
 )
+from hetrun.schedule.periods import play_skipping
 
 NUM_LAYERS, EMBEDDING, HEAD = 24, 0.2, 1.0  # extras in layers
 ALL_LAYERS = NUM_LAYERS + EMBEDDING + HEAD
@@ -189,14 +191,14 @@ def test_every_run_does_all_in_order_and_keeps_its_bounds(
     stages, order = pipeline
     lanes = played(stages, order)
     for lane in lanes:
-        count = len(lane.seconds[0])
+        count, entries = len(lane.seconds[0]), list(lane.entries())
         kinds = (FORWARD, BACKWARD, WEIGHTS) if order is ZERO_BUBBLE else (FORWARD, BACKWARD)
         for kind in kinds:
-            assert [entry[1] for entry in lane.entries if entry[0] == kind] == list(range(count))
-        assert len(lane.entries) == len(kinds) * count
-        assert lane.peak <= (lane.work.most_held if order is ZERO_BUBBLE else lane.work.window)
+            assert [entry[1] for entry in entries if entry[0] == kind] == list(range(count))
+        assert len(entries) == len(kinds) * count
+        assert lane.peak <= (lane.most_held if order is ZERO_BUBBLE else lane.window)
         assert lane.end_s >= sum(map(sum, lane.seconds)) * (1 - 1e-12)
-        for before, after in zip(lane.entries, lane.entries[1:], strict=False):
+        for before, after in pairwise(entries):
             assert before[3] <= after[2]
     check_arrivals(stages, lanes)
 
@@ -205,8 +207,8 @@ def check_arrivals(stages: Sequence[StageWork], lanes: Sequence[Lane]) -> None:
     """No action before its input, W after B, and never more ahead than the bounds."""
     at = {}
     for lane in lanes:
-        for kind, place, start_s, end_s in lane.entries:
-            at[lane.stage, kind, place * lane.work.lanes + lane.number] = (start_s, end_s)
+        for kind, place, start_s, end_s in lane.entries():
+            at[lane.stage, kind, place * lane.step + lane.number] = (start_s, end_s)
     for (stage, kind, i), (start_s, _) in at.items():
         if kind == FORWARD and stage:
             assert start_s >= at[stage - 1, FORWARD, i][1] + stages[stage - 1].send_s
@@ -247,3 +249,48 @@ def test_bad_pipelines_are_refused() -> None:
         replace(good, window=3, most_held=2)
     with pytest.raises(ValueError, match="0 lanes"):
         replace(good, lanes=0)
+
+
+@st.composite
+def uniform_pipelines(draw: st.DrawFn) -> list[StageWork]:
+    """Stages of one lane whose microbatches are alike, in zero bubble, long enough for periods."""
+    size, count = draw(st.integers(1, 5)), draw(st.integers(20, 120))
+    tick = st.integers(0, 12).map(lambda n: n / 4)  # ties are likely
+    seconds = st.one_of(tick, st.floats(0.1, 3))
+    stages = []
+    for index in range(size):
+        window = size - index + draw(st.integers(0, 3))
+        stages.append(
+            StageWork(
+                forward_s=(draw(seconds) + 0.25,) * count,
+                backward_s=(draw(seconds),) * count,
+                weights_s=(draw(seconds),) * count,
+                send_s=draw(st.one_of(st.just(0.0), st.floats(0, 1))),
+                window=window,
+                most_held=window + draw(st.integers(0, 2)),
+            )
+        )
+    return stages
+
+
+@settings(max_examples=150, deadline=None)
+@given(uniform_pipelines())
+def test_skipping_periods_changes_no_end(stages: list[StageWork]) -> None:
+    skipped = Lanes(stages, ZERO_BUBBLE)
+    play_skipping(skipped)
+    ends = [lane.end_s for lane in played(stages)]
+    assert [lane.end_s for lane in skipped.lanes] == pytest.approx(ends, rel=1e-9)
+
+
+def test_a_long_pipeline_of_equal_microbatches_is_skipped_through() -> None:
+    lanes = Lanes(constant([(1.0, 1.1, 0.9)] * 6, 3000, more=2), ZERO_BUBBLE)
+    play_skipping(lanes)
+    assert sum(len(lane.kinds) for lane in lanes.lanes) < 6 * 3 * 300
+    slow = played(constant([(1.0, 1.1, 0.9)] * 6, 3000, more=2))
+    assert end_of(lanes.lanes) == pytest.approx(end_of(slow), rel=1e-12)
+
+
+def test_periods_are_not_looked_for_where_microbatches_differ() -> None:
+    good = constant([(1, 1, 1)] * 2, 4)
+    with pytest.raises(ValueError, match="alike"):
+        play_skipping(Lanes([replace(good[0], forward_s=(1, 2, 1, 2)), good[1]], ZERO_BUBBLE))
