@@ -52,6 +52,30 @@ def timing_at(
     )
 
 
+def shared_timing(timing: RowTiming, link: Link, layer_output_bytes: int) -> RowTiming:
+    """Add what the tp devices of a stage tell each other, which profile leaves out; nothing where tp is 1.
+
+    Two ring all-reduces of a layer's output in its forward (behind attention and behind the inner network), two of
+    as many bytes in its backward, and the forward's once more where it runs again (Shoeybi et al. 2019, section 3).
+    """
+    if timing.tp == 1:
+        return timing
+    hops = 2 * (timing.tp - 1)
+    forward_s = 2 * hops * (link.latency_s + layer_output_bytes / timing.tp / link.bytes_per_s)
+    backward_s = forward_s * (1 + timing.recompute)
+    return replace(
+        timing,
+        layer_forward_s=timing.layer_forward_s + forward_s,
+        layer_backward_s=timing.layer_backward_s + backward_s,
+        runs=tuple(
+            replace(
+                run, forward_s=run.forward_s + forward_s, backward_s=run.backward_s + backward_s
+            )
+            for run in timing.runs
+        ),
+    )
+
+
 def _weights_at(timings: Sequence[RowTiming], rows: int) -> dict[str, Any]:
     """Return the seconds of the weights' gradients, None where some size has no figure."""
     parts: dict[str, Any] = {}

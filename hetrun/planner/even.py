@@ -7,8 +7,9 @@ from itertools import islice, permutations
 
 from hetrun.planner.cost import unit_seconds
 from hetrun.planner.drafts import plain_windows
+from hetrun.planner.kinds import Seat
 from hetrun.planner.layout import Draft, Layout, lay_out
-from hetrun.planner.problem import Problem, Seat
+from hetrun.planner.problem import Problem
 from hetrun.planner.search import is_large
 from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.words import plural

@@ -18,8 +18,9 @@ from hetrun.planner.cost import (
     stage_seconds,
     weights_seconds,
 )
+from hetrun.planner.kinds import UNKNOWN_MODEL, Seat
 from hetrun.planner.memory import stage_bytes
-from hetrun.planner.problem import UNKNOWN_MODEL, Problem, Seat
+from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape, pieces, stage_load
 from hetrun.schedule import held_layers, step_cost
 

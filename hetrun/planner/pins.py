@@ -24,8 +24,9 @@ from hetrun.planner.drafts import (
     within,
 )
 from hetrun.planner.estimate import Combo, quickest
+from hetrun.planner.kinds import Kind
 from hetrun.planner.orders import offers, refined
-from hetrun.planner.problem import Kind, Problem
+from hetrun.planner.problem import Problem
 from hetrun.planner.search import Outcome, search
 from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.variety import enumerate_shapes

@@ -21,6 +21,8 @@ from hetrun.model import (
 )
 from hetrun.planner.replay import replay_lanes
 
+_WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2}  # bytes
+
 
 def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
     """Evaluate a split from profile and recipe alone; return seconds per step."""
@@ -33,7 +35,7 @@ def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
         for stage, ends in zip(replica.stages, played[alike], strict=True):
             for place, rank in enumerate(stage.ranks):
                 clocks[rank] = ends[place // _tp(stage)]
-    width = {"fp64": 8, "fp32": 4, "bf16": 2}[recipe.train.dtype.value]
+    width = _WIDTHS[recipe.train.dtype.value]
     for members, parameters in _owner_sets(split, recipe.model):
         _meet(clocks, members, parameters * width, split.ranks, profile.links)
     _meet(clocks, tuple(range(len(clocks))), 24, split.ranks, profile.links)
@@ -112,11 +114,28 @@ def _interpolate(points: list[tuple[int, list[float]]], rows: int) -> list[float
     return [value + slope * (rows - x1) for value, slope in zip(high, slopes, strict=True)]
 
 
-def _stage_work(
-    stage: StagePlan, profile: Profile, rank: RankPlan, rows: int
-) -> tuple[float, float]:
+def _at(
+    stage: StagePlan, profile: Profile, rank: RankPlan, replica: ReplicaPlan, width: int
+) -> list[float]:
+    """Return the seconds of a stage's parts for its microbatches, with what the ranks of a layer tell each other."""
+    seconds = list(_interpolate(_figures(profile, rank, stage)[0], replica.microbatch_rows))
+    tp = _tp(stage)
+    if tp == 1:
+        return seconds
+    link = _find(profile.links, LinkKind.INSIDE_HOST, rank.vendor, rank.vendor)
+    output = replica.microbatch_rows * profile.seq_len * profile.model.hidden_size * width
+    once_s = (2 * tp - 2) * (link.latency_s + output / (tp * link.bytes_per_s))  # one all-reduce
+    forward, backward = 2 * once_s, (4 if stage.recompute else 2) * once_s
+    layers = [0, *range(8, len(seconds), 2)]  # the layer, and the layer of each run
+    for place in layers:
+        seconds[place] += forward
+        seconds[place + 1] += backward
+    return seconds
+
+
+def _stage_work(stage: StagePlan, profile: Profile, seconds: list[float]) -> tuple[float, float]:
     """Return seconds of forward and backward of one microbatch."""
-    lf, lb, ef, eb, hf, hb, _, _, *of_runs = _interpolate(_figures(profile, rank, stage)[0], rows)
+    lf, lb, ef, eb, hf, hb, _, _, *of_runs = seconds
     holds = [stage.num_layers, int(stage.has_embedding), int(stage.has_head)]
     if of_runs:
         holds[0] = 0  # the mean over all layers is not theirs
@@ -139,19 +158,21 @@ def _replay(
     """Return when each lane of each stage is done with its microbatches."""
     send_s = _sends(replica, ranks, profile, recipe)
     on = [ranks[stage.ranks[0]] for stage in replica.stages]
+    width = _WIDTHS[recipe.train.dtype.value]
+    figures = [_at(s, profile, r, replica, width) for r, s in zip(on, replica.stages, strict=True)]
     special = replica.order is Order.ZERO_BUBBLE or replica.cuts
     if special or any(stage.lanes > 1 for stage in replica.stages):
-        points = [_figures(profile, r, s)[0] for r, s in zip(on, replica.stages, strict=True)]
-        figures = [_interpolate(found, replica.microbatch_rows)[:8] for found in points]
-        return replay_lanes(replica, figures, send_s, num_layers=recipe.model.num_layers)
-    return [[end_s] for end_s in _replay_strict(replica, on, profile, send_s)]
+        shown = [seconds[:8] for seconds in figures]
+        return replay_lanes(replica, shown, send_s, num_layers=recipe.model.num_layers)
+    work = [_stage_work(s, profile, f) for s, f in zip(replica.stages, figures, strict=True)]
+    return [[end_s] for end_s in _replay_strict(replica, work, send_s)]
 
 
 def _sends(
     replica: ReplicaPlan, ranks: tuple[RankPlan, ...], profile: Profile, recipe: Recipe
 ) -> list[float]:
     """Return the seconds of one activation over the slowest link between the lanes of neighbours."""
-    width = {"fp64": 8, "fp32": 4, "bf16": 2}[recipe.train.dtype.value]
+    width = _WIDTHS[recipe.train.dtype.value]
     sent = replica.microbatch_rows * recipe.data.seq_len * recipe.model.hidden_size * width
     return [
         max(
@@ -165,11 +186,10 @@ def _sends(
 
 
 def _replay_strict(
-    replica: ReplicaPlan, on: list[RankPlan], profile: Profile, send_s: list[float]
+    replica: ReplicaPlan, work: list[tuple[float, float]], send_s: list[float]
 ) -> list[float]:
     """Play 1F1B with a queue of events: an action is released once the two it waits for have ended."""
-    stages, count, rows = replica.stages, replica.num_microbatches, replica.microbatch_rows
-    work = [_stage_work(s, profile, r, rows) for s, r in zip(stages, on, strict=True)]
+    stages, count = replica.stages, replica.num_microbatches
     orders = [_order(min(stage.window, count), count) for stage in stages]
     place = [0] * len(stages)
     arrived: dict[tuple[int, str, int], float] = {(0, "F", i): 0.0 for i in range(count)}
