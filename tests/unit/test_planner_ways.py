@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from hetrun.arch import layer_at
 from hetrun.errors import NoPlanError
-from hetrun.model import MIB, Dtype, PlanLimits
+from hetrun.model import MIB, Dtype, Link, LinkKind, PlanLimits
 from hetrun.planner.check import check_split
 from hetrun.planner.memory import Load, layer_bytes
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.recost import recost
 from hetrun.planner.shapes import Shape, ShapeMaker
-from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
+from tests.unit.planner_lab import FREE_LINKS, LINKS, Chips, Lab, small_model
 from tests.unit.test_planner_properties import plan_or_none
 
 
@@ -103,6 +103,31 @@ def test_layers_are_shared_inside_a_host_where_they_fit_in_no_other_way() -> Non
         lab.facts,
         replace(lab, limits=PlanLimits(tp=(1, 2, 4))).profile,
         shared.recipe,
+    )
+
+
+@pytest.mark.parametrize(("latency_s", "bytes_per_s", "tp"), [(0.0, 1e12, 4), (0.01, 1e12, 1)])
+def test_what_devices_that_share_a_layer_tell_each_other_decides_whether_they_do(
+    latency_s: float, bytes_per_s: float, tp: int
+) -> None:
+    inside = Link(kind=LinkKind.INSIDE_HOST, latency_s=latency_s, bytes_per_s=bytes_per_s)
+    lab = Lab(
+        chips=[Chips(vendor="x", num_devices=4, per_host=4, tp_share=1.0)],
+        batch=1,  # one row: only sharing its layers keeps all four at work
+        rows=(1,),
+        links=(inside, *LINKS[1:]),
+        limits=PlanLimits(tp=(1, 2, 4)),
+    )
+    found = lab.plan()
+    stage = found.split.replicas[0].stages[0]
+    assert len(stage.ranks) == tp
+    alone = lab.profile.devices[0].timings_of(tp=tp)[0]
+    output = lab.seq_len * lab.model.hidden_size * 4
+    told_s = 0.0 if tp == 1 else 2 * 2 * (tp - 1) * (latency_s + output / tp / bytes_per_s)
+    expected_s = alone.head_forward_s + lab.model.num_layers * (alone.layer_forward_s + told_s)
+    assert stage.forward_s == pytest.approx(expected_s)
+    assert recost(found.split, lab.profile, found.recipe) == pytest.approx(
+        found.split.cost.step_s, rel=1e-12
     )
 
 
