@@ -122,7 +122,8 @@ def gap_reason(cost: Cost, bound: Bound, *, unlimited_s: float | None) -> str:
         "optimizer": cost.optimizer_s - bound.optimizer_s,
     }
     if unlimited_s is not None and unlimited_s < cost.step_s:
-        parts["memory"] = memory_s = cost.step_s - unlimited_s
+        # the bound may know of the memory too: no part is more than the gap
+        parts["memory"] = memory_s = cost.step_s - max(unlimited_s, bound.step_s)
         for name in ("integrality (whole layers and rows)", "bubble", "traffic"):
             taken = min(memory_s, max(0.0, parts[name]))  # what memory forces shows up there
             parts[name] -= taken

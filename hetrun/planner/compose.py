@@ -95,7 +95,9 @@ def _with_shapes(
                     yield from _unlike(combo, members)
 
 
-def _picked(members: Sequence[Sequence[Shape]], variants: int) -> Iterator[tuple[Shape | None, ...]]:
+def _picked(
+    members: Sequence[Sequence[Shape]], variants: int
+) -> Iterator[tuple[Shape | None, ...]]:
     """Yield a shape of each use: the best, the second best and so on; of few multisets any with any other."""
     if variants > _VARIANTS and len(members) > 1:
         each = max(2, floor(variants ** (2 / len(members))))

@@ -111,10 +111,10 @@ def judge(problem: Problem, groups: Groups) -> Candidate:
 def polish(maker: ShapeMaker, candidate: Candidate, *, budget: int) -> Candidate:
     """Take small moves for as long as the simulated step gets shorter; `budget` is how many may be simulated."""
     best = candidate
+    seen = {best.groups}  # what was no better than an earlier best is no better than this one
     improved = True
     while improved and budget > 0:
         improved = False
-        seen = {best.groups}
         for groups in _moves(maker, best):
             if groups in seen or not within(maker.problem, groups):
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, permutations
 
@@ -40,8 +40,9 @@ _NUM_REFINED = 4  # outlines for which other orders and cuts are tried
 _NUM_POLISHED_SMALL = 8  # with few devices, where a row or a layer is much
 _SMALL = 8
 _POLISH_BUDGET = 40  # simulations per polished combination
-_NUM_POLISHED_FEW = 24  # with few devices, a little at first
-_POLISH_BUDGET_FEW = (50, 300)  # at first, and for the best of these
+_NUM_SIMULATED_FEW = 150  # with few devices
+_NUM_POLISHED_FEW = 32  # a little at first
+_POLISH_BUDGET_FEW = (40, 200)  # at first, and for the best of these
 _MOST_ORDERS = 24
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
 _MANY = 24  # devices; with more of them shapes are handled as arrays
@@ -86,7 +87,8 @@ def search(problem: Problem, *, quick: bool = False, large: bool = False) -> Out
     if not shapes:
         raise shortage(maker)
     found = _allowed(problem, combos(problem, shapes, lower_bound(problem).compute_s))
-    most = _NUM_SIMULATED_QUICK if quick else _NUM_SIMULATED
+    most = _NUM_SIMULATED_FEW if problem.num_devices <= FEW else _NUM_SIMULATED
+    most = _NUM_SIMULATED_QUICK if quick else most
     judged = _simulate(maker, quickest(problem, found, most=most))
     if not judged:
         raise _no_microbatches(problem)
@@ -184,7 +186,7 @@ def _polish_best(
     maker: ShapeMaker, judged: Sequence[Candidate], *, many: bool = False
 ) -> list[Candidate]:
     """Polish the best few that differ in their outline; more of them where simulations are short."""
-    chosen = _leaders(judged)
+    chosen = _leaders(judged, _outline)
     polished = []
     num_devices = maker.problem.num_devices
     most = _NUM_POLISHED_SMALL if num_devices <= _SMALL else _NUM_POLISHED
@@ -193,18 +195,21 @@ def _polish_best(
         most, most_tries = _NUM_POLISHED_MANY, min(_MOST_TRIES_MANY, _RANKS_BUDGET // num_devices)
     if num_devices <= FEW:
         first, most_tries = _POLISH_BUDGET_FEW
-        chosen = _leaders(polish(maker, c, budget=first) for c in chosen[:_NUM_POLISHED_FEW])
+        chosen = _leaders(judged, _build)[:_NUM_POLISHED_FEW]
+        chosen = _leaders([polish(maker, c, budget=first) for c in chosen], _build)
     for candidate in chosen[:most]:
         budget = min(most_tries, _EVENTS_BUDGET // (most * _events(candidate.groups)))
         polished.append(polish(maker, candidate, budget=budget))
     return polished
 
 
-def _leaders(judged: Iterable[Candidate]) -> list[Candidate]:
-    """Return the best candidate of every outline, the best first."""
+def _leaders(
+    judged: Sequence[Candidate], key: Callable[[Candidate], tuple[object, ...]]
+) -> list[Candidate]:
+    """Return the best candidate of every key, the best first."""
     chosen: dict[tuple[object, ...], Candidate] = {}
     for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
-        chosen.setdefault(_outline(candidate), candidate)
+        chosen.setdefault(key(candidate), candidate)
     return list(chosen.values())
 
 
@@ -217,6 +222,11 @@ def _events(groups: Groups) -> int:
 def _outline(candidate: Candidate) -> tuple[object, ...]:
     """Return what makes two candidates the same in the eyes of a reader: replicas and their blocks."""
     return tuple(sorted((g.shape.kinds, len(g.counts)) for g in candidate.groups))
+
+
+def _build(candidate: Candidate) -> tuple[object, ...]:
+    """Return the outline of a candidate with its microbatch sizes."""
+    return tuple(sorted((g.shape.kinds, g.shape.rows, len(g.counts)) for g in candidate.groups))
 
 
 def _check_batch(problem: Problem) -> None:

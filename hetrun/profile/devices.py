@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
-from hetrun.errors import HetrunError
-from hetrun.model import Connection, DeviceProfile, Facts
+from hetrun.errors import ConfigError, HetrunError
+from hetrun.model import Connection, DeviceProfile, Facts, ModelSpec
 from hetrun.profile.bench import Wanted, bench_request, read_bench, shape_request
 from hetrun.profile.cache import Cache
 from hetrun.profile.samples import Kind, Sample, add_checks, choose_samples, kind_of, kinds
@@ -37,8 +37,10 @@ def measure_devices(
         HostError: no host answered when it was probed.
         PreflightError: no host offers a device.
         HetrunError: some host could not measure; there is no profile with holes in it.
+        ConfigError: there are real devices, and hetrun cannot build the model to measure it.
     """
     chosen = choose_samples(facts)
+    _check_model(wanted.recipe.model, chosen)
     keys = _keys(chosen, wanted, cache)
     kept = _kept(keys, cache, hosts=kinds(facts), progress=progress)
     left = tuple(_without(sample, kept) for sample in chosen)
@@ -56,6 +58,17 @@ def measure_devices(
         replace(item, warnings=(*item.warnings, *slow.get((item.vendor, item.model), ())))
         for item in sorted((*found, *kept.values()), key=lambda item: (item.vendor, item.model))
     )
+
+
+def _check_model(model: ModelSpec, samples: Sequence[Sample]) -> None:
+    """Refuse to measure a model that can only be counted, before any host is asked."""
+    real = [device for sample in samples for device in sample.devices if device.emulated is None]
+    if real and model.counts is not None:
+        raise ConfigError(
+            f"a {model.family} model cannot be measured on {kind_of(real[0])[1]}: hetrun's runtime"
+            " builds plain llama-shaped decoders only",
+            hint="hetrun profile --from-spec estimates it from published peaks",
+        )
 
 
 def _keys(samples: Sequence[Sample], wanted: Wanted, cache: Cache | None) -> dict[Kind, str]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from hetrun.arch.hf import from_config
 from hetrun.errors import ConfigError, HostError, JobError, PreflightError
 from hetrun.model import (
     CurveKind,
@@ -20,6 +21,7 @@ from hetrun.model import (
 from hetrun.profile import num_steps, profile
 from hetrun.profile.bench import bench_request, read_bench, wanted_of
 from hetrun.profile.samples import add_checks, choose_samples, kinds
+from tests.unit.arch_configs import MIXTRAL_8X7B
 from tests.unit.profile_lab import (
     RECIPE,
     TWO,
@@ -215,3 +217,10 @@ def test_device_slower_than_its_equals_is_named(lab: Lab, caplog: pytest.LogCapt
     said = "a1/2 is slower than its equals: a layer takes 1.50 times as long, a product 1.00 times"
     assert found.devices[0].warnings == (said,)
     assert said in caplog.text
+
+
+def test_a_model_that_can_only_be_counted_is_not_measured_and_no_host_is_asked(lab: Lab) -> None:
+    counted = replace(RECIPE, model=from_config(MIXTRAL_8X7B))
+    with pytest.raises(ConfigError, match="a mixtral model cannot be measured on x") as caught:
+        profile(facts(host("a1", device(0, "nvidia", "x"))), counted)
+    assert "--from-spec" in (caught.value.hint or "")  # a host that is asked has no answer here

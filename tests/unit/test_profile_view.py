@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hetrun.arch.hf import from_config
 from hetrun.cli import render
 from hetrun.cli.profile import profile as command
 from hetrun.errors import ConfigError
@@ -14,6 +15,8 @@ from hetrun.model import Device, DeviceProfile, PlanLimits, Profile, RowTiming, 
 from hetrun.profile import cache_folder, profile_from_spec
 from hetrun.profile.bench import wanted_of
 from hetrun.profile.estimate import estimate
+from hetrun.report.words import format_seconds
+from tests.unit.arch_configs import DEEPSEEK_V3
 from tests.unit.profile_lab import RECIPE, Lab, device, facts, host
 
 CPUS = facts(host("a1", device(0, "cpu", num_threads=4)), host("a2", device(0, "cpu")))
@@ -45,6 +48,18 @@ def test_shares_recomputed_layers_and_peaks_are_told_apart(
     assert "what the shares tell each other is not inside" in text
     assert "Measured in haste (--quick)" in text
     assert "repeats drift" in text
+
+
+def test_layers_that_differ_are_shown_run_by_run(capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(RECIPE, model=from_config(DEEPSEEK_V3))
+    text = shown(profile_from_spec(CPUS, recipe), capfd)
+    dense, sparse = profile_from_spec(CPUS, recipe).devices[0].timings[0].runs
+    for run in (dense, sparse):
+        assert format_seconds(run.forward_s + run.backward_s) in text
+    assert "3 x" in text
+    assert "58 x" in text
+    assert "Layer F and Layer B are means" in text
+    assert "means" not in shown(profile_from_spec(CPUS, RECIPE), capfd)
 
 
 def _cpu() -> Device:
