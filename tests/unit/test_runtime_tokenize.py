@@ -115,7 +115,7 @@ def test_pieces_end_with_a_line_where_there_is_one(
 
 def test_tokenizer_json_makes_the_ids_and_ends_each_document(tmp_path: Path) -> None:
     write_tokenizer_json(tmp_path / "tokenizer.json")
-    data = _text(tmp_path, b="a red rose", a="a rose is a rose", c="")
+    data = _text(tmp_path, b="a red rose", a="a rose is a rose", c="", aa=" \n")  # two without ids
     data = _with(data, tmp_path / "tokenizer.json", "<end>")
     assert _ids(data, tmp_path) == [*ROSE, 0, 1, 4, 2, 0]
 
