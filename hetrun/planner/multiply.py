@@ -7,9 +7,13 @@ replica per group of devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import floor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetrun.planner.relax import Relaxed, earliest, relax
@@ -228,6 +232,24 @@ def _rounded(columns: Columns, value: Floats, capacity: Sequence[int]) -> Counts
         counts = {j: count for j, count in counts.items() if count}
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep HiGHS of scipy 1.17 from stdout, which is for data: it announces each repaired solution, whatever it is told."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # no stdout at all
+        yield
+        return
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def _integer(columns: Columns, value: Floats, capacity: Sequence[int]) -> Counts:
     """Solve the integer programme over the shapes that lose least at the relaxed prices; bounded by nodes, not by time."""
     import numpy as np
@@ -241,13 +263,14 @@ def _integer(columns: Columns, value: Floats, capacity: Sequence[int]) -> Counts
     chosen = chosen[np.isfinite(loss[chosen])]
     if not len(chosen):
         return {}
-    found = milp(
-        -value[chosen],
-        constraints=LinearConstraint(columns.need[:, chosen], -np.inf, have),
-        integrality=np.ones(len(chosen)),
-        bounds=Bounds(0, np.inf),
-        options=_MILP_OPTIONS,
-    )
+    with _silent():
+        found = milp(
+            -value[chosen],
+            constraints=LinearConstraint(columns.need[:, chosen], -np.inf, have),
+            integrality=np.ones(len(chosen)),
+            bounds=Bounds(0, np.inf),
+            options=_MILP_OPTIONS,
+        )
     if found.x is None:
         return {}
     whole = np.floor(found.x + 1e-6).astype(int)
