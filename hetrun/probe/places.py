@@ -1,7 +1,7 @@
 """How near network ports are to devices: as the vendor's tool says, else from the PCI paths and NUMA nodes of the kernel.
 
-Words as nvidia-smi defines them: PIX at most one bridge between, PXB several, PHB the host bridge, NODE the same
-NUMA node, SYS another one.
+Words as the tools' legends define them: PIX at most one bridge between, PXB several, PHB the host bridge, NODE the
+same NUMA node, SYS another one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ORDER = (
     ("PHB",),
     ("NODE",),
     ("SYS", "SOC"),
-)  # mthreads, old words
+)  # of one tool, and old words
 _RANK = {word: rank for rank, words in enumerate(_ORDER) for word in words}
 
 

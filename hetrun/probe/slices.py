@@ -93,12 +93,8 @@ def instance_warnings(vendor: Vendor, found: Sequence[FoundDevice]) -> list[str]
             "or switch partitioning off"
         )
     if any(number > 1 for number in usable):
-        # NVIDIA/nccl issues 418 and 1716, and the release notes of NCCL 2.30
-        warnings.append(
-            f"{vendor.title}: {max(usable)} MIG instances of one GPU: NCCL before 2.30 takes "
-            "one rank per GPU ('Duplicate GPU detected'), later ones need NCCL_MULTI_RANK_GPU_ENABLE=1; "
-            "instances do not reach each other's memory directly"
-        )
+        what = f"{vendor.title}: {max(usable)} instances of one device"
+        warnings.append(f"{what}: {vendor.instances_note}" if vendor.instances_note else what)
     return warnings
 
 

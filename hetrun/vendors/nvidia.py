@@ -200,6 +200,9 @@ VENDOR = Vendor(
     device_nodes=("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm"),
     kernel_modules=("nvidia",),
     topology_command=ProbeCommand("nvidia-smi topo -m", ("/usr/bin", "/opt/bin")),
+    # issues 418 and 1716 of NCCL's repository, and the release notes of NCCL 2.30
+    instances_note="NCCL before 2.30 takes one rank per GPU ('Duplicate GPU detected'), later ones need "
+    "NCCL_MULTI_RANK_GPU_ENABLE=1; instances do not reach each other's memory directly",
     peer_memory_modules=("nvidia_peermem", "nv_peer_mem"),
     sdk_roots=("/usr/local/cuda",),
     sdk_env=("CUDA_HOME",),

@@ -56,7 +56,7 @@ def test_instances_are_offered_in_place_of_their_gpu() -> None:
     assert (whole.vendor_index, whole.visible_id, whole.memory.value) == (1, "1", 80 * GIB)
     assert [device.index for device in found.devices] == [0, 1, 2]
     (warning,) = found.warnings
-    assert "2 MIG instances of one GPU" in warning
+    assert "2 instances of one device: NCCL" in warning
     assert "NCCL before 2.30 takes one rank per GPU" in warning
 
 

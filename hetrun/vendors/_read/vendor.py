@@ -109,6 +109,7 @@ class Vendor:
     )
     slice_nodes: tuple[str, ...] = ()  # glob patterns of virtual devices, which are not offered
     partitions_by_function: bool = False  # functions of one PCI device are its partitions
+    instances_note: str = ""  # what several instances of one split device cannot do
     peer_memory_modules: tuple[str, ...] = ()  # let an RDMA NIC reach device memory
     sdk_roots: tuple[str, ...] = ()
     sdk_env: tuple[str, ...] = ()
