@@ -221,7 +221,11 @@ def _events(groups: Groups) -> int:
 
 def _outline(candidate: Candidate) -> tuple[object, ...]:
     """Return what makes two candidates the same in the eyes of a reader: replicas and their blocks."""
-    return tuple(sorted((g.shape.kinds, len(g.counts)) for g in candidate.groups))
+    replicas: dict[tuple[int, ...], int] = {}
+    for group in candidate.groups:
+        kinds = group.shape.kinds
+        replicas[kinds] = replicas.get(kinds, 0) + len(group.counts)
+    return tuple(sorted(replicas.items()))
 
 
 def _build(candidate: Candidate) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ from hetrun.model import (
     Link,
     LinkKind,
     ModelSpec,
+    Order,
     Plan,
     PlanLimits,
     Profile,
@@ -42,6 +43,7 @@ LINKS = (
     Link(kind=LinkKind.INSIDE_ISLAND, latency_s=2e-5, bytes_per_s=6e9),
     Link(kind=LinkKind.ACROSS, latency_s=5e-5, bytes_per_s=1.25e9),
 )
+WHOLE = PlanLimits(orders=(Order.ONE_F_ONE_B,), fractional=False)  # 1F1B over whole layers
 FREE_LINKS = tuple(replace(link, latency_s=0.0, bytes_per_s=1e30) for link in LINKS)
 
 

@@ -72,6 +72,7 @@ def test_explanation_is_data_and_the_plan_is_saved(here: Path) -> None:
 
 def test_export_goes_to_stdout_or_to_a_file(here: Path) -> None:
     (here / "pins.yaml").write_text("layers: [4, 2]\nrows: [12]\n")
+    (here / "lab.yaml").write_text(RECIPE + "plan: {orders: [1f1b]}\n")
     result = hetrun("--export", "megatron", "--pin", "pins.yaml")
     assert "--pipeline-model-parallel-layout 'Et*4|t*2,L'" in result.stdout
     assert "not in it: " in result.stderr

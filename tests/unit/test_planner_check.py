@@ -10,7 +10,7 @@ import pytest
 from hetrun.model import GIB, LinkKind, Plan, RankPlan, ReplicaPlan, Split, StagePlan
 from hetrun.planner.check import check_split
 from hetrun.planner.recost import recost
-from tests.unit.planner_lab import LINKS, MODEL, Chips, Lab
+from tests.unit.planner_lab import LINKS, MODEL, WHOLE, Chips, Lab
 
 LAB = Lab(
     chips=[
@@ -19,6 +19,7 @@ LAB = Lab(
     ],
     batch=24,
     rows=(1,),
+    limits=WHOLE,
     links=tuple(
         replace(link, bytes_per_s=4e6) if link.kind is LinkKind.ACROSS else link for link in LINKS
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ from hetrun.planner.shapes import ShapeMaker
 from hetrun.report.plan_page import to_page
 from hetrun.schedule import simulate_replica, step_cost
 from hetrun.schedule.modelled import modelled_timings
-from tests.unit.planner_lab import FREE_LINKS, MODEL, Chips, Lab, small_model
+from tests.unit.planner_lab import FREE_LINKS, MODEL, WHOLE, Chips, Lab, small_model
 
 ALL = PlanLimits(orders=tuple(Order), fractional=True)
 
@@ -101,7 +102,7 @@ def test_a_mixed_pipeline_uses_nearly_all_of_the_summed_speed(
 
 def test_every_allowed_order_and_cut_alone_is_slower_than_both() -> None:
     steps = []
-    for limits in (PlanLimits(), replace(ALL, fractional=False), PlanLimits(fractional=True), ALL):
+    for limits in (WHOLE, replace(ALL, fractional=False), replace(WHOLE, fractional=True), ALL):
         problem, plain = one_pipeline((2.0, 1.2), 32, limits=limits)
         steps.append(refined(problem, plain).step_s)
     assert steps[3] < min(steps[1:3]) < max(steps[1:3]) < steps[0]
@@ -153,7 +154,7 @@ def test_plan_says_what_its_order_and_cuts_gain_and_keeps_its_bound() -> None:
     assert "held and reduced twice" in plan.verdict
     assert plan.bound_s <= plan.split.cost.step_s
     assert plan.bound_covers == "any split"
-    whole = tight_lab(PlanLimits()).plan()
+    whole = tight_lab(WHOLE).plan()
     assert plan.split.cost.step_s < whole.split.cost.step_s
     assert even_of(plan) == even_of(whole)
     for replica in plan.split.replicas:
@@ -295,3 +296,32 @@ def test_modelled_weights_are_the_matrices_part_of_a_forward() -> None:
     assert (
         timing.layer_weights_s or 0.0
     ) < timing.layer_forward_s  # attention scores have no weights
+
+
+BROKEN = [
+    ("holds None until W", {"most_held": None}, {}),
+    ("first layer 0, need", {"first_layer": 0}, {}),
+    ("its cut is", {}, {"cuts": (3.5, 15.5, 20.5)}),
+    ("recomputes and puts off W", {"recompute": True}, {}),
+    ("evaluated anew", {"window": 2}, {}),
+]
+
+
+@pytest.mark.parametrize(("text", "of_stage", "of_replica"), BROKEN)
+def test_broken_zero_bubble_is_refused(
+    text: str, of_stage: dict[str, Any], of_replica: dict[str, Any]
+) -> None:
+    lab = tight_lab(replace(ALL, max_stages=4))
+    problem = read_problem(lab.facts, lab.profile, lab.recipe, targets={})
+    shape = ShapeMaker(problem).make((0, 0, 1, 1), 1)
+    assert shape is not None
+    plain = judge(problem, (Group(shape=shape, windows=plain_windows(4), counts=(24,)),))
+    best = refined(problem, plain)
+    split = split_of(best)
+    check_split(split, lab.facts, lab.profile, lab.recipe)
+    (replica,) = split.replicas
+    stages = list(replica.stages)
+    stages[2] = replace(stages[2], **of_stage)
+    broken = replace(split, replicas=(replace(replica, stages=tuple(stages), **of_replica),))
+    with pytest.raises(ValueError, match=text):
+        check_split(broken, lab.facts, lab.profile, lab.recipe)

@@ -10,7 +10,7 @@ from hetrun.errors import ConfigError, NoPlanError
 from hetrun.model import GIB, MIB, HostFacts, LinkKind, Plan, PlanLimits, Source
 from hetrun.planner import TorchTarget, plan
 from hetrun.planner.targets import torch_targets
-from tests.unit.planner_lab import FREE_LINKS, LINKS, MODEL, Chips, Lab, small_model
+from tests.unit.planner_lab import FREE_LINKS, LINKS, MODEL, WHOLE, Chips, Lab, small_model
 
 FAST = Chips(vendor="fast", num_devices=2, gflops=2.0, memory=16 * GIB)
 SLOW = Chips(vendor="slow", num_devices=2, gflops=1.2, memory=32 * GIB)
@@ -91,6 +91,7 @@ def test_four_fast_and_four_half_as_fast_devices_reach_the_known_optimum(
         batch=batch,
         rows=(1,),
         links=FREE_LINKS,
+        limits=WHOLE,
     )
     result = lab.plan()
     alone = [b.rows_per_s for b in result.baselines]
@@ -141,11 +142,11 @@ def test_slow_link_moves_the_sync_inside_the_vendors() -> None:
         Chips(vendor="x", num_devices=4, gflops=2.0, per_host=4),
         Chips(vendor="y", num_devices=4, gflops=1.0, per_host=4),
     ]
-    quick = Lab(chips=chips, batch=64, links=FREE_LINKS).plan()
+    quick = Lab(chips=chips, batch=64, links=FREE_LINKS, limits=WHOLE).plan()
     narrow = tuple(
         replace(link, bytes_per_s=2e6) if link.kind is LinkKind.ACROSS else link for link in LINKS
     )
-    slow = Lab(chips=chips, batch=64, links=narrow).plan()
+    slow = Lab(chips=chips, batch=64, links=narrow, limits=WHOLE).plan()
     assert all(len(replica.stages) == 1 for replica in quick.split.replicas)
     crossing = [
         {slow.split.ranks[rank].vendor for stage in replica.stages for rank in stage.ranks}
@@ -160,7 +161,7 @@ def test_windows_are_wide_only_where_a_link_is_slow(latency_s: float, windows: l
     links = tuple(replace(link, latency_s=latency_s) for link in FREE_LINKS)
     chips = [Chips(vendor="x", num_devices=2, memory=1.2 * MIB)]
     lab = Lab(chips=chips, model=small_model(8), batch=32, rows=(1,), seq_len=16, links=links)
-    (replica,) = lab.plan().split.replicas
+    (replica,) = replace(lab, limits=WHOLE).plan().split.replicas
     assert [stage.window for stage in replica.stages] == windows
 
 
