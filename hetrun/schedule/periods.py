@@ -111,7 +111,6 @@ def _move(lanes: Lanes, microbatches: int, shift_s: float) -> None:
         lane.backwards += microbatches
         lane.weights += microbatches
         lanes.wake[place] += shift_s
-        lane.end_s += shift_s
         begin = lane.forwards
         if lane.stage:
             lane.inputs[begin : begin + len(inputs)] = [s + shift_s for s in inputs]

@@ -294,3 +294,14 @@ def test_periods_are_not_looked_for_where_microbatches_differ() -> None:
     good = constant([(1, 1, 1)] * 2, 4)
     with pytest.raises(ValueError, match="alike"):
         play_skipping(Lanes([replace(good[0], forward_s=(1, 2, 1, 2)), good[1]], ZERO_BUBBLE))
+
+
+@pytest.mark.parametrize(
+    ("order", "weights_s", "actions"),
+    [(ONE_F_ONE_B, 0.0, "F0 F1 B0 F2 B1 B2"), (ZERO_BUBBLE, 1.0, "F0 B0 F1 B1 F2 B2 W0 W1 W2")],
+)
+def test_1f1b_takes_a_forward_first_and_zero_bubble_a_backward(
+    order: Order, weights_s: float, actions: str
+) -> None:
+    (lane,) = played([replace(constant([(1, 1, weights_s)], 3)[0], window=2, most_held=3)], order)
+    assert " ".join(f"{'FBW'[kind]}{place}" for kind, place, *_ in lane.entries()) == actions
