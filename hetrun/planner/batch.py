@@ -135,14 +135,14 @@ def split_many_unequal(pipes: Pipelines) -> tuple[Integers, NDArray[np.bool_], F
 
 
 def _is_tight(pipes: Pipelines, level_s: Floats) -> NDArray[np.bool_]:
-    """Return whether some single layer is too much for some stage of each pipeline."""
+    """Return whether some single layer is too much for some stage of each pipeline, at this level or right below."""
     import numpy as np
 
     longest = np.diff(pipes.seconds.sums, axis=1).max(axis=1)[pipes.time_rows] + pipes.start_s
     heaviest = np.diff(pipes.weights.sums, axis=1).max(axis=1)[pipes.weight_rows]
     used = np.arange(pipes.start_s.shape[1]) < pipes.sizes[:, None]
     tight: NDArray[np.bool_] = (
-        used & ((longest > level_s[:, None]) | (heaviest > pipes.caps))
+        used & ((longest >= level_s[:, None] * _EQUAL) | (heaviest > pipes.caps))
     ).any(axis=1)
     return tight
 

@@ -35,10 +35,8 @@ def stage_bytes(model: ModelSpec, dtype: Dtype, piece: Piece, load: Load) -> int
     states = STATES_PER_PARAMETER * stage_parameters(model, piece, tp=load.tp) * element
     runs = arch.runs_between(model, piece.first_layer, piece.first_layer + piece.num_layers)
     held = sum(count * _held_bytes(model, run, dtype, load) for run, count in runs)
-    again = 0
-    if load.recompute:
-        whole = [run for run, _ in runs] or arch.layer_runs(model)
-        again = max(_activation_bytes(run, dtype, load) for run in whole)
+    whole = [run for run, _ in runs] or arch.layer_runs(model)
+    again = max(again_bytes(run, dtype, load) for run in whole)
     messages = (window + 2) * arch.boundary_bytes(model, dtype, rows, seq_len)
     loss = head_bytes(model, dtype, rows=rows, seq_len=seq_len) * window if piece.has_head else 0
     return states + window * held + again + messages + loss
@@ -49,6 +47,11 @@ def layer_bytes(model: ModelSpec, run: LayerCount, dtype: Dtype, load: Load) -> 
     parameters = -(-run.parameters // load.tp)
     states = STATES_PER_PARAMETER * parameters * arch.BYTES_PER_ELEMENT[dtype]
     return states + load.window * _held_bytes(model, run, dtype, load)
+
+
+def again_bytes(run: LayerCount, dtype: Dtype, load: Load) -> int:
+    """Return what a layer of a run that computes its forward again holds while it does; one layer at a time."""
+    return _activation_bytes(run, dtype, load) if load.recompute else 0
 
 
 def _held_bytes(model: ModelSpec, run: LayerCount, dtype: Dtype, load: Load) -> int:

@@ -31,6 +31,7 @@ class Reach:
     start_s: float  # other work of the stage
     weights: Sequence[int]  # bytes
     cap: int  # bytes
+    peaks: Sequence[int] = ()  # bytes of each layer, of which the largest counts once
 
     @cached_property
     def longest_s(self) -> float:
@@ -39,8 +40,12 @@ class Reach:
 
     @cached_property
     def heaviest(self) -> int:
-        """Bytes of the heaviest layer."""
-        return max((b - a for a, b in pairwise(self.weights)), default=0)
+        """Bytes of the heaviest layer by itself."""
+        return max((self.weight(n, n + 1) for n in range(len(self.weights) - 1)), default=0)
+
+    def weight(self, first: int, end: int) -> int:
+        """Return bytes of layers [first, end)."""
+        return self.weights[end] - self.weights[first] + max(self.peaks[first:end], default=0)
 
     def seconds(self, first: int, end: int) -> float:
         """Return seconds of the stage with layers [first, end)."""
@@ -48,10 +53,10 @@ class Reach:
 
     def is_full(self, first: int, end: int) -> bool:
         """Whether memory keeps a stage with layers [first, end) from one more at either side."""
-        more = [max(0, first - 1), min(len(self.weights) - 1, end + 1)]
-        return any(
-            self.weights[b] - self.weights[a] > self.cap
-            for a, b in ((more[0], end), (first, more[1]))
+        last = len(self.weights) - 1
+        return (
+            self.weight(max(0, first - 1), end) > self.cap
+            or self.weight(first, min(last, end + 1)) > self.cap
         )
 
     def furthest(self, first: int, level_s: float) -> tuple[int, float]:
@@ -59,6 +64,11 @@ class Reach:
         most_s = self.sums[first] + level_s - self.start_s + _SLACK * level_s
         by_time = max(first, bisect_right(self.sums, most_s) - 1)
         by_memory = bisect_right(self.weights, self.weights[first] + self.cap) - 1
+        if self.peaks and first < by_memory:
+            ends = range(first, by_memory + 1)
+            by_memory = (
+                first + bisect_right(ends, self.cap, key=lambda n: self.weight(first, n)) - 1
+            )
         if by_memory <= by_time:
             return max(first, by_memory), inf
         return by_time, self.seconds(first, by_time + 1)
@@ -67,6 +77,10 @@ class Reach:
         """Return where layers that end before `end` can begin at the earliest."""
         least_s = self.sums[end] - (level_s - self.start_s) - _SLACK * level_s
         by_memory = bisect_left(self.weights, self.weights[end] - self.cap)
+        if self.peaks and by_memory < end:
+            firsts = range(by_memory, end + 1)
+            most = -self.cap  # weights fall as a range begins later
+            by_memory += bisect_left(firsts, most, key=lambda n: -self.weight(n, end))
         return min(end, max(bisect_left(self.sums, least_s), by_memory))
 
     def holds_any(self, level_s: float) -> bool:

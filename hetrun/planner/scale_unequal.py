@@ -68,7 +68,12 @@ def _pipelines(
     }
     shape = (len(problem.kinds), len(choices), depth, 2)
     start_s = np.asarray([reach.start_s for reach in reaches.values()]).reshape(shape)
-    caps = np.asarray([float(reach.cap) for reach in reaches.values()]).reshape(shape)
+    peaks = [
+        max(reach.peaks, default=0) for reach in reaches.values()
+    ]  # as if all held the largest
+    caps = np.asarray(
+        [float(reach.cap - peak) for reach, peak in zip(reaches.values(), peaks, strict=True)]
+    ).reshape(shape)
     used = kinds >= 0
     index = np.arange(depth)
     window = np.maximum(sizes[:, None] - index, 1)

@@ -17,7 +17,7 @@ from hetrun.planner.cost import (
     stage_seconds,
     unit_seconds,
 )
-from hetrun.planner.memory import Load, layer_bytes, stage_bytes
+from hetrun.planner.memory import Load, again_bytes, layer_bytes, stage_bytes
 from hetrun.planner.problem import Problem
 from hetrun.planner.ranges import Reach, split_ranges
 from hetrun.planner.split import fill_parts
@@ -152,11 +152,13 @@ class ShapeMaker:
             runs = arch.layer_runs(problem.model)
             load = self._load(kind, rows, window)
             weights = [layer_bytes(problem.model, run, problem.dtype, load) for run in runs]
+            again = [again_bytes(run, problem.dtype, load) for run in runs]
             self._reaches[key] = Reach(
                 sums=_sums(runs, part_seconds(timing)),
                 start_s=embedding_s * (index == 0) + head_s * (index == size - 1),
                 weights=_sums(runs, weights),
-                cap=_ENDLESS if spare is None else spare,
+                cap=_ENDLESS if spare is None else spare + max(again),
+                peaks=_each(runs, again) if load.recompute else (),
             )
         return self._reaches[key]
 
@@ -284,8 +286,13 @@ T = TypeVar("T", int, float)
 
 def _sums(runs: Sequence[LayerCount], values: Sequence[T]) -> tuple[T, ...]:
     """Return the sums over the first n layers of a value that each run's layers have."""
-    each = (value for run, value in zip(runs, values) for _ in range(run.num_layers))  # noqa: B905 - seconds go on with embedding and head
-    return tuple(accumulate(each, initial=values[0] - values[0]))
+    return tuple(accumulate(_each(runs, values), initial=values[0] - values[0]))
+
+
+def _each(runs: Sequence[LayerCount], values: Sequence[T]) -> tuple[T, ...]:
+    """Return for every layer the value of its run."""
+    pairs = zip(runs, values)  # noqa: B905 - seconds go on with embedding and head
+    return tuple(value for run, value in pairs for _ in range(run.num_layers))
 
 
 def stage_load(problem: Problem, kind: int, *, rows: int, window: int) -> Load:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 
 import numpy as np
@@ -26,6 +27,12 @@ def stages(draw: st.DrawFn, num_layers: int, weights: Sequence[int]) -> Reach:
         start_s=draw(st.sampled_from([0.0, 0.0, 1.0, 3.3])),
         weights=tuple(accumulate(weights, initial=0)),
         cap=draw(st.sampled_from([4, 8, 15, 99])),
+        peaks=draw(
+            st.one_of(
+                st.just(()),
+                st.lists(st.integers(0, 6), min_size=num_layers, max_size=num_layers),
+            )
+        ),
     )
 
 
@@ -42,7 +49,7 @@ def all_cuts(pipe: Sequence[Reach]) -> Iterator[tuple[int, ...]]:
     for inner in combinations(range(1, total), len(pipe) - 1):
         cuts = (0, *inner, total)
         if all(
-            s.weights[end] - s.weights[first] <= s.cap
+            s.weights[end] - s.weights[first] + max(s.peaks[first:end], default=0) <= s.cap
             for s, (first, end) in zip(pipe, pairwise(cuts), strict=True)
         ):
             yield cuts
@@ -83,12 +90,13 @@ def test_among_equally_good_cuts_those_near_to_even_are_taken() -> None:
     assert split_ranges(pipe, least=1) == (4, 4, 3, 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(pipelines(num_layers=6), min_size=1, max_size=8))
 def test_many_at_once_fit_and_their_levels_are_no_higher_than_the_optimum(
     pipes: list[list[Reach]],
 ) -> None:
-    order = sorted(pipes, key=len, reverse=True)
+    order = [[replace(stage, peaks=()) for stage in pipe] for pipe in pipes]
+    order.sort(key=len, reverse=True)
     flat = [stage for pipe in order for stage in pipe]
     depth = len(order[0])
     rows = np.zeros((len(order), depth), dtype=np.int64)
@@ -115,6 +123,6 @@ def test_many_at_once_fit_and_their_levels_are_no_higher_than_the_optimum(
             assert own in list(all_cuts(pipe))
         longest = max(stage.longest_s + stage.start_s for stage in pipe)
         heaviest = max(stage.heaviest - stage.cap for stage in pipe)
-        if best < np.inf and longest <= best and heaviest <= 0:
+        if best < np.inf and longest < best * (1 - 1e-9) and heaviest <= 0:
             assert fits[i]
             assert slowest(pipe, own) == pytest.approx(best, rel=1e-9)
