@@ -58,6 +58,7 @@ class MappedTokens:
         try:
             with found.path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._map.madvise(mmap.MADV_RANDOM)  # rows lie anywhere
         except OSError as error:
             raise unreadable(found.path, error) from error
 
