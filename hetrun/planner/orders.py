@@ -20,7 +20,7 @@ from hetrun.planner.drafts import (
     Groups,
     first_replicas,
     judge,
-    plain_windows,
+    narrow_windows,
     rebalanced,
     seconds,
 )
@@ -35,7 +35,8 @@ _BOUNDS = ((0, 0), (1, 1), (2, 2))
 _SPLIT_BOUNDS = ((0, 0), (1, 2), (2, 3), (2, 4), (3, 4))
 _LEAST_LAYERS = 1.0  # a stage passes on average
 _DIGITS = 4  # of a cut
-_MOST_EVENTS = 1_000_000  # of one simulated replica
+_MOST_EVENTS = 400_000  # of a candidate, above which no other order is tried
+_FEW_EVENTS = 20_000  # up to here all ways are ranked
 _NUM_PLAYED = 3  # ways that are played to the end
 _HALVINGS = 60
 
@@ -51,9 +52,15 @@ def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False
     `keep_counts` leaves each replica its microbatches.
     """
     best = candidate
-    for orders, fractional in _choices(problem):
+    choices = list(_choices(problem))
+    events = _events(candidate)
+    if events > _MOST_EVENTS:
+        return candidate
+    for orders, fractional in choices if events <= _FEW_EVENTS else choices[-1:]:
         groups = tuple(
             _best_way(problem, planned, group, list(_ways(problem, group, orders, fractional)))
+            if events <= _FEW_EVENTS
+            else _likely_way(problem, group, orders, fractional)
             for group, planned in zip(candidate.groups, first_replicas(candidate), strict=True)
         )
         if groups in (candidate.groups, best.groups):
@@ -61,7 +68,22 @@ def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False
         tried = _settled(problem, judge(problem, groups), keep_counts=keep_counts)
         if tried.step_s < best.step_s * (1 - NEXT_TO_NOTHING):
             best = tried
-    return _shifted(problem, best)
+    return _shifted(problem, best) if events <= _FEW_EVENTS else best
+
+
+def _events(candidate: Candidate) -> int:
+    """Return about how many events one simulation of a candidate plays; replicas that are alike are played once."""
+    return sum(
+        3 * group.shape.num_stages * count
+        for group in candidate.groups
+        for count in set(group.counts)
+    )
+
+
+def _likely_way(problem: Problem, group: Group, orders: Sequence[Order], fractional: bool) -> Group:
+    """Return the roomiest way, where it would take long to rank them all; the group itself where there is none."""
+    ways = list(_ways(problem, group, orders, fractional))
+    return ways[-1] if ways else group
 
 
 def _choices(problem: Problem) -> Iterator[tuple[tuple[Order, ...], bool]]:
@@ -86,8 +108,6 @@ def _settled(problem: Problem, candidate: Candidate, *, keep_counts: bool) -> Ca
 
 def _best_way(problem: Problem, planned: ReplicaPlan, group: Group, ways: Sequence[Group]) -> Group:
     """Return the quickest way for a replica on its own; of nearly equal ones the earlier."""
-    if 3 * group.shape.num_stages * group.counts[0] > _MOST_EVENTS:
-        return group
     about = {way: _about_s(problem, planned, way) for way in ways}
     promising = sorted(about, key=lambda way: about[way])[:_NUM_PLAYED]
     best, best_s = group, seconds(problem, planned, group, group.counts[0])
@@ -113,7 +133,7 @@ def _ways(
 ) -> Iterator[Group]:
     """Yield the ways for a group to work that fit its devices' memory, those that hold least first."""
     shape = group.shape
-    plain = plain_windows(shape.num_stages)
+    plain = narrow_windows(shape)
     cuts = even_cuts(problem, shape, plain) if fractional else ()
     if cuts is None or (fractional and not cuts):
         return
@@ -176,13 +196,14 @@ def even_cuts(problem: Problem, shape: Shape, held: Sequence[int]) -> tuple[floa
 
 
 def _stage_seconds(problem: Problem, shape: Shape) -> tuple[list[float], list[float]]:
-    """Return per stage the seconds of a layer and of what else it does."""
+    """Return per stage the seconds of a layer and of what else it does, shared by its lanes."""
     layer_s, start_s = [], []
     last = shape.num_stages - 1
     for index, kind in enumerate(shape.kinds):
         unit_s, embedding_s, head_s = unit_seconds(problem.kinds[kind].timings[shape.rows])
-        layer_s.append(unit_s)
-        start_s.append(embedding_s * (index == 0) + head_s * (index == last))
+        lanes = problem.kinds[kind].lanes
+        layer_s.append(unit_s / lanes)
+        start_s.append((embedding_s * (index == 0) + head_s * (index == last)) / lanes)
     return layer_s, start_s
 
 
