@@ -274,6 +274,7 @@ class PlanLimits(Noun):
         0.92  # of a device's memory; the rest is for libraries and fragmentation
     )
     tp: tuple[int, ...] = (1,)  # numbers of devices that may share a layer, to choose from
+    lanes: tuple[int, ...] = (1,)  # numbers of copies that a stage may have, to choose from
     recompute: bool = False  # the planner may choose to run forwards again in the backward
     pins: Pins | None = None
 
@@ -297,6 +298,10 @@ class PlanLimits(Noun):
         need(
             bool(self.tp) and all(tp >= 1 for tp in self.tp) and len(set(self.tp)) == len(self.tp),
             f"plan: tp {list(self.tp)}, need different numbers of at least 1",
+        )
+        need(
+            1 in self.lanes and min(self.lanes) >= 1 and len(set(self.lanes)) == len(self.lanes),
+            f"plan: lanes {list(self.lanes)}, need 1 and other numbers of at least 1 once each",
         )
 
 

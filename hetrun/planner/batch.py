@@ -18,6 +18,15 @@ _SLACK = 1e-12  # as in `ranges.py`
 _EQUAL = 1 - 1e-11
 
 
+def many_windows(lanes: Integers) -> Integers:
+    """Return the windows of `lane_windows` for a pipeline per row of lanes; where there is no stage (0 lanes) 1."""
+    import numpy as np
+
+    left = np.cumsum(lanes[:, ::-1], axis=1)[:, ::-1]
+    windows: Integers = np.maximum(1, -(-left // np.maximum(1, lanes)))
+    return windows
+
+
 def split_many(
     num_layers: int, unit_s: Floats, start_s: Floats, caps: Floats
 ) -> tuple[Floats, NDArray[np.bool_]]:

@@ -82,6 +82,8 @@ def _check_replica(
         for rank in stage.ranks:
             place = (ranks[rank].replica, ranks[rank].stage)
             _need(place == (number, index), f"{name}: rank {rank} says {place}")
+        _need(stage.lanes in recipe.plan.lanes, f"{name}: {stage.lanes} lanes")
+        _need(len({ranks[rank].vendor for rank in stage.ranks}) == 1, f"{name}: mixes vendors")
 
 
 def _check_layers(number: int, replica: ReplicaPlan, num_layers: int) -> None:

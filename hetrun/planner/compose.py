@@ -136,7 +136,7 @@ def _one_shape(shapes: Sequence[Shape], capacity: tuple[int, ...]) -> Iterator[C
         for kind, have in enumerate(left):
             fitting = [s for s in single if 0 < s.use[kind] <= have and s.rows == shape.rows]
             if fitting:
-                other = min(fitting, key=lambda s: (s.cycle_s * s.num_stages, s.num_stages))
+                other = min(fitting, key=lambda s: (s.cycle_s * sum(s.use), s.num_stages))
                 combo.append((other, have // other.use[kind]))
         if len(combo) > 1:
             yield tuple(combo)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from math import lcm
 
 from hetrun.model import ReplicaPlan
 from hetrun.planner.apportion import Part, apportion
@@ -14,7 +15,7 @@ from hetrun.planner.layout import PLAIN, Draft, Layout, Style, lay_out, restyled
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape, ShapeMaker, pieces
 from hetrun.planner.variety import FEW
-from hetrun.schedule import plain_window
+from hetrun.schedule import lane_windows
 from hetrun.schedule.step import known_ends
 
 _BETTER = 1 - 1e-9
@@ -35,11 +36,12 @@ class Group:
     def draft(self, count: int) -> Draft:
         """Return a replica of so many microbatches, none of which can be held more than once."""
         style = self.style
+        most = [-(-count // lanes) for lanes in self.shape.lanes]  # of a lane
         return Draft(
             shape=self.shape,
-            windows=tuple(min(window, count) for window in self.windows),
+            windows=tuple(map(min, self.windows, most)),
             num_microbatches=count,
-            style=replace(style, most_held=tuple(min(held, count) for held in style.most_held)),
+            style=replace(style, most_held=tuple(map(min, style.most_held, most))),
         )
 
 
@@ -59,14 +61,14 @@ class Candidate:
         return self.layout.cost.step_s
 
 
-def plain_windows(num_stages: int) -> tuple[int, ...]:
-    """Return the windows of plain 1F1B."""
-    return tuple(plain_window(num_stages, stage) for stage in range(num_stages))
+def narrow_windows(shape: Shape) -> tuple[int, ...]:
+    """Return the windows of plain 1F1B, and of lanes that make up its pace."""
+    return lane_windows(shape.lanes)
 
 
-def wide_windows(num_stages: int) -> tuple[int, ...]:
+def wide_windows(shape: Shape) -> tuple[int, ...]:
     """Return windows with room for one more microbatch on every link downstream: its latency is hidden."""
-    return tuple(2 * plain_window(num_stages, stage) - 1 for stage in range(num_stages))
+    return tuple(2 * window - 1 for window in narrow_windows(shape))
 
 
 def groups_of(problem: Problem, combo: Combo) -> Groups | None:
@@ -76,7 +78,7 @@ def groups_of(problem: Problem, combo: Combo) -> Groups | None:
     if counts is None:
         return None
     return tuple(
-        Group(shape=shape, windows=plain_windows(shape.num_stages), counts=share)
+        Group(shape=shape, windows=narrow_windows(shape), counts=share)
         for (shape, _), share in zip(order, counts, strict=True)
     )
 
@@ -135,19 +137,17 @@ def widened(maker: ShapeMaker, groups: Groups) -> Groups:
     return tuple(
         replace(group, windows=wide) if maker.fits(group.shape, wide) else group
         for group in groups
-        for wide in [wide_windows(group.shape.num_stages)]
+        for wide in [wide_windows(group.shape)]
     )
 
 
 def narrowed(problem: Problem, candidate: Candidate) -> Candidate:
     """Return the candidate with the windows of plain 1F1B if that costs next to nothing: it holds fewer activations."""
-    plain = tuple(
-        replace(group, windows=plain_windows(group.shape.num_stages)) for group in candidate.groups
-    )
+    plain = tuple(replace(group, windows=narrow_windows(group.shape)) for group in candidate.groups)
     if all(
         window <= narrow
         for group in candidate.groups
-        for window, narrow in zip(group.windows, plain_windows(group.shape.num_stages), strict=True)
+        for window, narrow in zip(group.windows, narrow_windows(group.shape), strict=True)
     ):
         return candidate
     tried = judge(problem, plain)
@@ -184,7 +184,7 @@ def _together(maker: ShapeMaker, groups: Groups) -> Iterator[Groups]:
     Where only some are cut otherwise, more devices share the gradients of a layer.
     """
     for number, group in enumerate(groups):
-        narrow = plain_windows(group.shape.num_stages)
+        narrow = narrow_windows(group.shape)
         if group.windows != narrow:
             yield _with_group(groups, number, replace(group, windows=narrow))
     sizes = {group.shape.num_stages for group in groups}
@@ -218,7 +218,7 @@ def _with_layer_moved(maker: ShapeMaker, group: Group, giver: int, taker: int) -
     layers[giver] -= 1
     layers[taker] += 1
     other = maker.finish(shape.kinds, layers, shape.rows, memory_bound=shape.memory_bound)
-    for windows in (group.windows, plain_windows(shape.num_stages)):
+    for windows in (group.windows, narrow_windows(shape)):
         if maker.fits(other, windows):
             return replace(group, shape=other, windows=windows)
     return None
@@ -235,7 +235,7 @@ def _one_otherwise(maker: ShapeMaker, groups: Groups, number: int) -> Iterator[G
         yield (*groups[:number], rest, other, *groups[number + 1 :])
     for shape in _other_shapes(maker, group.shape):
         if shape.rows == group.shape.rows:
-            changed = replace(alone, shape=shape, windows=plain_windows(shape.num_stages))
+            changed = replace(alone, shape=shape, windows=narrow_windows(shape))
             yield (*groups[:number], rest, *widened(maker, (changed,)), *groups[number + 1 :])
 
 
@@ -276,8 +276,8 @@ def _other_layers(maker: ShapeMaker, group: Group) -> Iterator[Group]:
             layers[giver] -= 1
             layers[taker] += 1
             other = maker.finish(shape.kinds, layers, shape.rows, memory_bound=shape.memory_bound)
-            wide = wide_windows(shape.num_stages)
-            for windows in dict.fromkeys((group.windows, plain_windows(shape.num_stages), wide)):
+            wide = wide_windows(shape)
+            for windows in dict.fromkeys((group.windows, narrow_windows(shape), wide)):
                 if maker.fits(other, windows):
                     yield replace(group, shape=other, windows=windows)
 
@@ -288,6 +288,7 @@ def _loads(problem: Problem, shape: Shape) -> list[float]:
         layers_seconds(
             problem.kinds[kind].timings[shape.rows], piece.first_layer, piece.num_layers
         )[0]
+        / problem.kinds[kind].lanes
         for kind, piece in zip(shape.kinds, pieces(shape.layers), strict=True)
     ]
 
@@ -317,6 +318,8 @@ def rebalanced(problem: Problem, candidate: Candidate) -> Groups | None:
     for group, planned in zip(groups, first_replicas(candidate), strict=True):
         count = group.counts[0]
         span = min(count, PERIOD if group.style.cuts else 2 * group.shape.num_stages)
+        turn = lcm(*group.shape.lanes)
+        span = turn * -(-span // turn)  # as many more for each lane
         end_s = seconds(problem, planned, group, count)
         cycle_s = (seconds(problem, planned, group, count + span) - end_s) / span
         parts.append(
@@ -340,12 +343,14 @@ def seconds(problem: Problem, planned: ReplicaPlan, group: Group, count: int) ->
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the quickest; of equally quick ones that with fewer ranks, fewer and larger microbatches, the earlier."""
+    """Return the quickest; of equally quick ones that with fewer ranks, fewer and larger microbatches, fewer lanes, the earlier."""
     quickest = min(candidate.step_s for candidate in candidates)
     near = [c for c in candidates if c.step_s <= quickest * (1 + 1e-9)]
-    return min(near, key=lambda candidate: (len(candidate.layout.ranks), _launches(candidate)))
+    return min(near, key=lambda candidate: (len(candidate.layout.ranks), *_effort(candidate)))
 
 
-def _launches(candidate: Candidate) -> int:
-    """Return how many microbatches all stages run: what a device pays to start work is in no figure."""
-    return sum(group.shape.num_stages * sum(group.counts) for group in candidate.groups)
+def _effort(candidate: Candidate) -> tuple[int, int]:
+    """Return how many microbatches all stages run (what a device pays to start work is in no figure), and the most lanes."""
+    groups = candidate.groups
+    launches = sum(group.shape.num_stages * sum(group.counts) for group in groups)
+    return launches, max(max(group.shape.lanes) for group in groups)

@@ -55,15 +55,15 @@ def quickest(problem: Problem, combos: Iterable[Combo], *, most: int) -> list[Co
 
 def sync_s(problem: Problem, combo: Combo) -> float:
     """Return the seconds of gradient sync on the busiest stage: each segment of layers once per owner set."""
-    if sum(count * shape.num_stages for shape, count in combo) < 2:
+    if sum(count * sum(shape.lanes) for shape, count in combo) < 2:
         return 0.0
     everyone: dict[str, int] = {}
     for shape, count in combo:
         for kind in shape.kinds:
             vendor = problem.kinds[kind].vendor
-            everyone[vendor] = everyone.get(vendor, 0) + count * problem.kinds[kind].tp
+            everyone[vendor] = everyone.get(vendor, 0) + count * problem.kinds[kind].width
     scalar_s = reduce_s(problem, everyone, SCALAR_BYTES)
-    if sum(count for _, count in combo) < 2:
+    if sum(count * max(shape.lanes) for shape, count in combo) < 2:
         return scalar_s
     ends = [_stage_ends(shape) for shape, _ in combo]
     cuts = sorted({0}.union(*ends))
@@ -76,7 +76,7 @@ def sync_s(problem: Problem, combo: Combo) -> float:
             if ends[number][stages[number]] == first:
                 stages[number] += 1
             way = problem.kinds[shape.kinds[stages[number]]]
-            owners[way.vendor] = owners.get(way.vendor, 0) + count
+            owners[way.vendor] = owners.get(way.vendor, 0) + count * way.lanes
             tps.append(way.tp)
         num_bytes = problem.gradient_bytes(first, end, tp=min(tps))
         until[end] = until[first] + reduce_s(problem, owners, num_bytes)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
 from hetrun.planner.cost import unit_seconds
-from hetrun.planner.drafts import plain_windows
+from hetrun.planner.drafts import narrow_windows
 from hetrun.planner.kinds import Seat
 from hetrun.planner.layout import Draft, Layout, lay_out
 from hetrun.planner.problem import Problem
@@ -104,14 +104,14 @@ def _drafts(maker: ShapeMaker, places: Sequence[Sequence[Seat]], rows: int) -> l
     share, more = divmod(problem.model.num_layers, depth)
     layers = [share + (stage < more) for stage in range(depth)]
     count = problem.batch_rows // (rows * len(places))
-    windows = tuple(min(window, count) for window in plain_windows(depth))
     drafts = []
     known: dict[tuple[int, ...], Shape] = {}
     for stages in places:
         kinds = tuple(kind_of[seat] for seat in stages)
         if kinds not in known:
             known[kinds] = maker.finish(kinds, layers, rows, memory_bound=False)
-            if not maker.fits(known[kinds], windows):
-                return None
+        windows = tuple(min(window, count) for window in narrow_windows(known[kinds]))
+        if not maker.fits(known[kinds], windows):
+            return None
         drafts.append(Draft(shape=known[kinds], windows=windows, num_microbatches=count))
     return drafts

@@ -52,12 +52,18 @@ class Kind:
     seats: tuple[Seat, ...]  # shared by all kinds of one group
     group: int = 0  # kinds of one group are the same devices, used in other ways
     tp: int = 1  # devices that share each layer of a stage
+    lanes: int = 1  # copies of a stage that take microbatches in turn; timings are those of one
     recompute: bool = False  # the backward runs the forward again and holds only the layers' inputs
 
     @property
     def name(self) -> str:
         """Vendor and model, for people."""
         return f"{self.vendor} {self.model}"
+
+    @property
+    def width(self) -> int:
+        """Devices of a stage."""
+        return self.tp * self.lanes
 
     @cached_property
     def most_on_one_host(self) -> int:
@@ -82,7 +88,8 @@ def ways_of(
     *,
     links: Sequence[Link],
 ) -> Iterator[Kind]:
-    """Yield the ways in which a group of devices may work: each tp that fits into a host, without and with recomputation.
+    """Yield the ways in which a group of devices may work: each tp that fits into a host, each number of lanes that
+    there are devices for, without and with recomputation.
 
     Raises:
         NoPlanError: the profile has figures for none of them.
@@ -104,7 +111,9 @@ def ways_of(
                     rows: shared_timing(timing, link, output_bytes(recipe, rows))
                     for rows, timing in timings.items()
                 }
-            yield replace(plain, timings=timings, tp=tp, recompute=recompute)
+            for lanes in sorted(recipe.plan.lanes):
+                if tp * lanes <= len(plain.seats):
+                    yield replace(plain, timings=timings, tp=tp, lanes=lanes, recompute=recompute)
     if not found:
         raise NoPlanError(
             f"{plain.name}: no figures for any tp of {list(recipe.plan.tp)} that fits into a host"

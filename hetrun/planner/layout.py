@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 from hetrun import arch
@@ -122,15 +122,13 @@ def place(problem: Problem, drafts: Sequence[Draft]) -> Places:
         for replica, draft in enumerate(drafts):
             stages = [i for i, k in enumerate(draft.shape.kinds) if problem.places[k] == group]
             tp = max((problem.kinds[draft.shape.kinds[i]].tp for i in stages), default=1)
-            blocks.append((replica, stages, tp))
+            turns = [i for i in stages for _ in range(draft.shape.lanes[i])]  # a lane each
+            blocks.append((replica, turns, tp))
         free = FreeSeats(_fewest_hosts(members.seats, sum(len(b[1]) * b[2] for b in blocks)))
-        for replica, stages, tp in sorted(blocks, key=lambda b: (-b[2], -len(b[1]) * b[2], b[0])):
-            if tp > 1:
-                for stage in stages:
-                    places[replica][stage] = tuple(free.take(tp))
-                continue
-            for stage, seat in zip(stages, free.take(len(stages)), strict=True):
-                places[replica][stage] = (seat,)
+        for replica, turns, tp in sorted(blocks, key=lambda b: (-b[2], -len(b[1]) * b[2], b[0])):
+            taken = [] if tp > 1 else free.take(len(turns))
+            for number, stage in enumerate(turns):
+                places[replica][stage] += tuple(free.take(tp)) if tp > 1 else (taken[number],)
     return places
 
 
@@ -243,8 +241,22 @@ class _StageMaker:
         for index, fields in enumerate(self._shared[key]):
             send_s = 0.0
             if not fields["has_head"]:
-                send_s = send_seconds(problem.seat_link(seats[index][0], seats[index + 1][0]), sent)
+                pairs = _pairs(problem, shape, index, seats)
+                send_s = max(send_seconds(problem.seat_link(a, b), sent) for a, b in pairs)
             yield StagePlan(ranks=tuple(ranks[index]), send_s=send_s, **fields)
+
+
+def _pairs(
+    problem: Problem, shape: Shape, index: int, seats: Sequence[tuple[Seat, ...]]
+) -> Iterable[tuple[Seat, Seat]]:
+    """Return devices that lanes of a stage send from and those of the next receive on, one of each host."""
+    if shape.lanes[index] == shape.lanes[index + 1] == 1:
+        return [(seats[index][0], seats[index + 1][0])]
+    firsts = [
+        {seat.host_number: seat for seat in seats[at][:: problem.kinds[shape.kinds[at]].tp]}
+        for at in (index, index + 1)
+    ]
+    return product(firsts[0].values(), firsts[1].values())
 
 
 def restyled(problem: Problem, replica: ReplicaPlan, draft: Draft) -> ReplicaPlan:
@@ -297,6 +309,7 @@ def _shared(problem: Problem, draft: Draft) -> Iterator[dict[str, Any]]:
             "memory_bytes": stage_bytes(problem.model, problem.dtype, piece, load),
             "memory_limit_bytes": kind.limit_bytes,
             "recompute": kind.recompute,
+            "lanes": kind.lanes,
             **_apart(timing, piece, style),
         }
 

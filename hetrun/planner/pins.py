@@ -17,8 +17,8 @@ from hetrun.planner.drafts import (
     best_of,
     groups_of,
     judge,
+    narrow_windows,
     narrowed,
-    plain_windows,
     polish,
     widened,
     within,
@@ -191,7 +191,7 @@ def _with_layers(maker: ShapeMaker, layers: Sequence[int]) -> list[Shape]:
         for rows in problem.row_choices:
             shape = maker.finish(kinds, layers, rows, memory_bound=False)
             enough = all(n <= most for n, most in zip(shape.use, problem.capacity, strict=True))
-            if enough and maker.fits(shape, plain_windows(len(layers))):
+            if enough and maker.fits(shape, narrow_windows(shape)):
                 found.append(shape)
     return found
 
@@ -215,9 +215,9 @@ def _sequences(problem: Problem, size: int) -> Iterator[tuple[int, ...]]:
 
 
 def _whole_blocks(problem: Problem, kinds: Sequence[int]) -> bool:
-    """Whether the devices of a group stand together and share layers alike; recomputation may differ."""
+    """Whether the devices of a group stand together, share layers and take turns alike; recomputation may differ."""
     blocks = [
-        (place, {problem.kinds[kind].tp for kind in same})
+        (place, {(problem.kinds[kind].tp, problem.kinds[kind].lanes) for kind in same})
         for place, same in groupby(kinds, key=lambda kind: problem.places[kind])
     ]
     places = [place for place, _ in blocks]
@@ -285,7 +285,7 @@ def _with_rows(combo: Combo, rows: Sequence[int]) -> Groups | None:
         groups.append(
             Group(
                 shape=shape,
-                windows=plain_windows(shape.num_stages),
+                windows=narrow_windows(shape),
                 counts=tuple(number // shape.rows for number in own),
             )
         )

@@ -162,6 +162,15 @@ class Problem:
         """Return the same problem with the devices of one vendor."""
         return replace(self, kinds=tuple(kind for kind in self.kinds if kind.vendor == vendor))
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a stage may have several lanes."""
+        return any(kind.lanes > 1 for kind in self.kinds)
+
+    def without_lanes(self) -> Problem:
+        """Return the same problem with one lane for every stage."""
+        return replace(self, kinds=tuple(kind for kind in self.kinds if kind.lanes == 1))
+
     def with_batch(self, batch_rows: int) -> Problem:
         """Return the same problem with another global batch."""
         choices = tuple(rows for rows in self.row_choices if rows <= batch_rows)

@@ -145,6 +145,16 @@ def _stage_work(stage: StagePlan, profile: Profile, seconds: list[float]) -> tup
     return forward_s, backward_s
 
 
+def _of_own_layers(figures: list[float], stage: StagePlan, model: ModelSpec) -> list[float]:
+    """Return figures with the mean of the stage's own layers, where these differ, instead of that of all."""
+    if len(figures) > 8 and stage.num_layers:
+        own = _layers_per_run(stage, model)
+        for place, of_runs in enumerate((figures[8::2], figures[9::2])):
+            total_s = sum(n * s for n, s in zip(own, of_runs, strict=True))
+            figures = [*figures[:place], total_s / stage.num_layers, *figures[place + 1 :]]
+    return figures[:8]
+
+
 def _layers_per_run(stage: StagePlan, model: ModelSpec) -> list[int]:
     """Return how many layers of each run of equal ones a stage has."""
     run_of = [n for n, run in enumerate(arch.layer_runs(model)) for _ in range(run.num_layers)]
@@ -162,7 +172,10 @@ def _replay(
     figures = [_at(s, profile, r, replica, width) for r, s in zip(on, replica.stages, strict=True)]
     special = replica.order is Order.ZERO_BUBBLE or replica.cuts
     if special or any(stage.lanes > 1 for stage in replica.stages):
-        shown = [seconds[:8] for seconds in figures]
+        shown = [
+            _of_own_layers(seconds, stage, profile.model)
+            for seconds, stage in zip(figures, replica.stages, strict=True)
+        ]
         return replay_lanes(replica, shown, send_s, num_layers=recipe.model.num_layers)
     work = [_stage_work(s, profile, f) for s, f in zip(replica.stages, figures, strict=True)]
     return [[end_s] for end_s in _replay_strict(replica, work, send_s)]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetrun import arch
 from hetrun.model import LinkKind
-from hetrun.planner.batch import split_many
-from hetrun.planner.cost import send_seconds, unit_seconds
+from hetrun.planner.batch import many_windows, split_many
+from hetrun.planner.cost import send_seconds
 from hetrun.planner.estimate import Combo
 from hetrun.planner.multiply import (
     Columns,
@@ -78,17 +78,19 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
     kinds = np.tile(kinds, (len(problem.row_choices), 1))
     sizes = np.tile(sizes, len(problem.row_choices))
     row_numbers = np.repeat(np.arange(len(problem.row_choices)), len(templates))
-    tables = _Tables(maker, int(sizes.max()))
+    lanes = np.asarray([*(kind.lanes for kind in problem.kinds), 0])[kinds]  # -1 takes the last
+    windows = many_windows(lanes)
+    tables = _Tables(maker, int(windows.max()))
     if problem.layers_differ:
-        many = cut_many_unequal(maker, kinds, row_numbers, sizes)
+        many = cut_many_unequal(maker, kinds, row_numbers, windows)
     else:
-        many = _cut_many(tables, kinds, row_numbers, sizes)
+        many = _cut_many(tables, kinds, row_numbers, windows)
     layers, kept = many.layers, np.flatnonzero(many.fits)
-    seconds = many.seconds[kept]
+    seconds, lanes = many.seconds[kept], lanes[kept]
     need = _need(problem, kinds[kept])
     cycle_s = seconds.max(axis=1)
     rows = np.asarray(problem.row_choices, dtype=float)[row_numbers[kept]]
-    fill_s = _fill(seconds, sizes[kept], _typical(problem, need, rows))
+    fill_s = _fill(seconds, lanes, windows[kept], _typical(problem, need, rows))
     fill_s = fill_s + 2 * tables.links(kinds[kept], row_numbers[kept])
     inside_s, across_s = _sync(problem, kinds[kept], layers[kept], need)
     inside_s = inside_s + tables.optimizer(kinds[kept], layers[kept])
@@ -103,13 +105,12 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
     )
 
 
-def _cut_many(tables: _Tables, kinds: Any, row_numbers: Any, sizes: Any) -> ManyCuts:
+def _cut_many(tables: _Tables, kinds: Any, row_numbers: Any, windows: Any) -> ManyCuts:
     """Split the equal layers of every shape."""
     import numpy as np
 
     used = kinds >= 0
     index = np.arange(kinds.shape[1])
-    windows = np.maximum(sizes[:, None] - index, 1)
     first = np.broadcast_to(index == 0, kinds.shape)
     last = used & (windows == 1)
     at = (kinds, row_numbers[:, None])
@@ -133,6 +134,8 @@ def scaled_combos(maker: ShapeMaker, shapes: ManyShapes, *, exact: bool = True) 
     everything = shapes.columns
     seen: set[tuple[tuple[int, int], ...]] = set()
     for chosen, across in _families(problem, shapes):
+        if not len(chosen):
+            continue  # such as a vendor that cannot hold the model
         columns = everything.some(chosen)
         if across:
             columns = Columns(
@@ -232,7 +235,7 @@ def _blocks(problem: Problem, group: int, grid: Sequence[int], depth: int) -> li
     found = []
     for number, kind in enumerate(problem.kinds):
         if problem.places[number] == group:
-            most = min(depth, len(kind.seats) // kind.tp)
+            most = min(depth, len(kind.seats) // kind.width)
             found += [(number, size) for size in grid if size <= most]
     return found
 
@@ -273,18 +276,15 @@ class _Tables:
         self.problem = problem
         units = np.asarray(
             [
-                [unit_seconds(kind.timings[rows]) for rows in problem.row_choices]
-                for kind in problem.kinds
+                [maker.pace[kind, rows] for rows in problem.row_choices]
+                for kind in range(len(problem.kinds))
             ]
         )
         self.layer_s, self.embedding_s, self.head_s = units[..., 0], units[..., 1], units[..., 2]
         caps = [
             [
                 [
-                    [
-                        maker.cap(kind, rows, size=window + 1 - first, index=1 - first)
-                        for first in (0, 1)
-                    ]
+                    [maker.cap(kind, rows, window=window, first=bool(first)) for first in (0, 1)]
                     for window in range(1, depth + 1)
                 ]
                 for rows in problem.row_choices
@@ -336,7 +336,7 @@ def _need(problem: Problem, kinds: Any) -> Floats:
 
     need = np.zeros((len(problem.groups), len(kinds)))
     for number, kind in enumerate(problem.kinds):
-        need[problem.places[number]] += kind.tp * (kinds == number).sum(axis=1)
+        need[problem.places[number]] += kind.width * (kinds == number).sum(axis=1)
     return need
 
 
@@ -350,20 +350,21 @@ def _typical(problem: Problem, need: Floats, rows: Floats) -> Floats:
     return typical
 
 
-def _fill(seconds: Floats, sizes: Any, count: Floats) -> Floats:
+def _fill(pace: Floats, lanes: Any, windows: Any, count: Floats) -> Floats:
     """Return what plain 1F1B with free links takes beyond its cycles; see `shapes.py` for the formula (f = b / 2 here)."""
     import numpy as np
 
+    seconds = pace * lanes
     total = seconds.sum(axis=1)
     before = np.cumsum(seconds, axis=1) - seconds
     rest = total[:, None] - before - seconds
-    index = np.arange(seconds.shape[1])
-    ahead = np.minimum(np.maximum(sizes[:, None] - index, 1), count[:, None]) - 1
+    own = np.ceil(count[:, None] / np.maximum(1, lanes))
+    ahead = np.minimum(windows, own) - 1
     waits_f = np.maximum(0.0, rest - ahead * seconds / 3)
     waits_b = np.maximum(0.0, rest - ahead * seconds * 2 / 3)
-    waits = np.where(count[:, None] > ahead + 1, waits_f + waits_b, np.maximum(waits_f, waits_b))
-    end = (before + count[:, None] * seconds + waits).max(axis=1)
-    fill: Floats = end - count * seconds.max(axis=1)
+    waits = np.where(own > ahead + 1, waits_f + waits_b, np.maximum(waits_f, waits_b))
+    end = (before + own * seconds + waits).max(axis=1)
+    fill: Floats = end - count * pace.max(axis=1)
     return fill
 
 
@@ -377,7 +378,7 @@ def _sync(problem: Problem, kinds: Any, layers: Any, need: Floats) -> tuple[Floa
     capacity = np.asarray(problem.capacity, dtype=float)
     for number, kind in enumerate(problem.kinds):
         place = problem.places[number]
-        members = np.maximum(1.0, capacity[place] / np.maximum(need[place], 1.0))
+        members = kind.lanes * np.maximum(1.0, capacity[place] / np.maximum(need[place], 1.0))
         link = problem.link(problem.inside[kind.vendor], kind.vendor, kind.vendor)
         held = np.where(kinds == number, num_bytes, 0.0).max(axis=1) / kind.tp
         hop_s = link.latency_s + held / members / link.bytes_per_s

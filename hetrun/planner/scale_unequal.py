@@ -28,13 +28,13 @@ class ManyCuts:
 
 
 def cut_many_unequal(
-    maker: ShapeMaker, kinds: Integers, row_numbers: Integers, sizes: Integers
+    maker: ShapeMaker, kinds: Integers, row_numbers: Integers, windows: Integers
 ) -> ManyCuts:
     """Split the layers of every shape; `kinds` has a row per shape and a column per stage (-1: no such stage)."""
     import numpy as np
 
     problem = maker.problem
-    pipes = _pipelines(maker, kinds, row_numbers, sizes)
+    pipes = _pipelines(maker, kinds, row_numbers, windows)
     cuts, fits, least_s = split_many_unequal(pipes)
     used = kinds >= 0
     seconds = pipes.start_s + pipes.seconds.between(pipes.time_rows, cuts[:, :-1], cuts[:, 1:])
@@ -49,18 +49,16 @@ def cut_many_unequal(
 
 
 def _pipelines(
-    maker: ShapeMaker, kinds: Integers, row_numbers: Integers, sizes: Integers
+    maker: ShapeMaker, kinds: Integers, row_numbers: Integers, windows: Integers
 ) -> Pipelines:
     """Return what every stage takes and holds: tables by kind, microbatch size and window."""
     import numpy as np
 
     problem = maker.problem
-    depth = kinds.shape[1]
+    depth = int(windows.max())
     choices = problem.row_choices
     reaches = {
-        (kind, number, window, first): maker.reach(
-            kind, rows, size=window + 1 - first, index=1 - first
-        )
+        (kind, number, window, first): maker.reach(kind, rows, window=window, first=bool(first))
         for kind in range(len(problem.kinds))
         for number, rows in enumerate(choices)
         for window in range(1, depth + 1)
@@ -75,9 +73,8 @@ def _pipelines(
         [float(reach.cap - peak) for reach, peak in zip(reaches.values(), peaks, strict=True)]
     ).reshape(shape)
     used = kinds >= 0
-    index = np.arange(depth)
-    window = np.maximum(sizes[:, None] - index, 1)
-    at = (np.where(used, kinds, 0), row_numbers[:, None], window - 1, (index == 0).astype(int))
+    index = np.arange(kinds.shape[1])
+    at = (np.where(used, kinds, 0), row_numbers[:, None], windows - 1, (index == 0).astype(int))
     time_rows = at[0] * len(choices) + at[1]
     return Pipelines(
         seconds=Table(np.asarray([r.sums for key, r in reaches.items() if key[2:] == (1, 0)])),
@@ -88,5 +85,5 @@ def _pipelines(
         weight_rows=time_rows * depth + at[2],
         start_s=np.where(used, start_s[at], 0.0),
         caps=caps[at],
-        sizes=sizes,
+        sizes=used.sum(axis=1),
     )

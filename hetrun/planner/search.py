@@ -12,6 +12,7 @@ from hetrun.model import GIB
 from hetrun.planner.bound import lower_bound
 from hetrun.planner.compose import combos
 from hetrun.planner.drafts import (
+    NEXT_TO_NOTHING,
     Candidate,
     Groups,
     best_of,
@@ -64,6 +65,7 @@ class Outcome:
     plain: Candidate | None = (
         None  # the best in 1F1B over whole layers, where another order or cut is quicker
     )
+    turnless: Candidate | None = None  # the best with one lane per stage, where more are quicker
 
 
 def is_large(problem: Problem) -> bool:
@@ -74,11 +76,27 @@ def is_large(problem: Problem) -> bool:
 def search(problem: Problem, *, quick: bool = False, large: bool = False) -> Outcome:
     """Return the quickest split within the allowed shapes; `quick` ones may miss the last percent.
 
-    `large` searches few devices as it does many: a part of a large problem.
+    `large` searches few devices as it does many: a part of a large problem. Where stages may have several lanes, what
+    is best without them is looked for first, and stays unless they gain more than next to nothing.
 
     Raises:
         NoPlanError: nothing fits, or the batch cannot be made of whole microbatches.
     """
+    if not problem.takes_turns:
+        return _search(problem, quick=quick, large=large)
+    try:
+        plain = _search(problem.without_lanes(), quick=quick, large=large)
+    except NoPlanError as error:
+        log.debug("with one lane per stage: %s", error)
+        return _search(problem, quick=quick, large=large)
+    laned = _search(problem, quick=quick, large=large)
+    if laned.best.step_s >= plain.best.step_s * (1 - NEXT_TO_NOTHING):
+        return plain
+    return replace(laned, turnless=plain.best)
+
+
+def _search(problem: Problem, *, quick: bool, large: bool) -> Outcome:
+    """Search among all kinds of stages at once."""
     _check_batch(problem)
     maker = ShapeMaker(problem)
     if large or is_large(problem):
@@ -251,7 +269,8 @@ def _check_batch(problem: Problem) -> None:
 def shortage(maker: ShapeMaker) -> NoPlanError:
     """Return the error that names the group which lacks memory, how much, and what would help."""
     problem = maker.problem
-    lean = {problem.places[number]: number for number in range(len(problem.kinds))}  # last of each
+    deep = [number for number, kind in enumerate(problem.kinds) if kind.lanes == 1]
+    lean = {problem.places[number]: number for number in deep}  # the last of each group
     orders = islice(permutations(lean.values()), _MOST_ORDERS)
     lacking, kind_number, held = min(_lacking(maker, order) for order in orders)
     kind = problem.kinds[kind_number]
@@ -280,15 +299,16 @@ def _lacking(maker: ShapeMaker, order: Sequence[int]) -> tuple[int, int, int]:
     stages = [
         kind
         for kind in order
-        for _ in range(len(problem.kinds[kind].seats) // problem.kinds[kind].tp)
+        for _ in range(len(problem.kinds[kind].seats) // problem.kinds[kind].width)
     ][: problem.max_stages]
     rows = problem.row_choices[0]
     lacking = held = 0
     room: dict[int, int] = {}
     for index, kind in enumerate(stages):
-        spare = maker.spare_bytes(kind, rows, size=len(stages), index=index) or 0
+        window = len(stages) - index
+        spare = maker.spare_bytes(kind, rows, window=window, first=index == 0) or 0
         lacking += max(0, -spare)
-        held += max(0, maker.cap(kind, rows, size=len(stages), index=index))
+        held += max(0, maker.cap(kind, rows, window=window, first=index == 0))
         room[kind] = min(room.get(kind, spare), spare)
     missing = max(0, problem.model.num_layers - held)
     lacking += missing * maker.layer_bytes(stages[-1], rows, window=1)

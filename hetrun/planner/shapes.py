@@ -21,7 +21,7 @@ from hetrun.planner.memory import Load, again_bytes, layer_bytes, stage_bytes
 from hetrun.planner.problem import Problem
 from hetrun.planner.ranges import Reach, split_ranges
 from hetrun.planner.split import fill_parts
-from hetrun.schedule import plain_window
+from hetrun.schedule import lane_windows
 
 _ENDLESS = 1 << 62  # bytes
 
@@ -31,6 +31,7 @@ class Shape:
     """One pipeline: kind and layers of each stage, rows of a microbatch, and a straight line for its seconds."""
 
     kinds: tuple[int, ...]  # per stage, index into Problem.kinds
+    lanes: tuple[int, ...]  # per stage
     layers: tuple[int, ...]
     rows: int
     use: tuple[int, ...]  # devices per kind
@@ -78,11 +79,12 @@ class ShapeMaker:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.dropped_for_memory = 0
-        self._caps: dict[tuple[int, int, int, bool, bool], int] = {}
-        self._reaches: dict[tuple[int, int, int, bool, bool], Reach] = {}
+        self._caps: dict[tuple[int, int, int, bool], int] = {}
+        self._reaches: dict[tuple[int, int, int, bool], Reach] = {}
         self._hops: dict[tuple[int, int, bool, int], float] = {}
-        self._unit_seconds = {
-            (number, rows): unit_seconds(timing)
+        # as `unit_seconds`, shared by the lanes, by kind and rows
+        self.pace: dict[tuple[int, int], tuple[float, ...]] = {
+            (number, rows): tuple(seconds / kind.lanes for seconds in unit_seconds(timing))
             for number, kind in enumerate(problem.kinds)
             for rows, timing in kind.timings.items()
         }
@@ -90,9 +92,13 @@ class ShapeMaker:
             n * s for n, s in zip(problem.capacity, problem.group_speeds, strict=True)
         )
         self._stage_speeds = [
-            kind.tp * problem.group_speeds[place]
+            kind.width * problem.group_speeds[place]
             for kind, place in zip(problem.kinds, problem.places, strict=True)
         ]
+
+    def lanes(self, kinds: Sequence[int]) -> tuple[int, ...]:
+        """Return the lanes of stages of these kinds."""
+        return tuple(self.problem.kinds[kind].lanes for kind in kinds)
 
     def make(self, kinds: Sequence[int], rows: int) -> Shape | None:
         """Split the layers over stages of these kinds, at least one each; None where they do not fit."""
@@ -111,11 +117,12 @@ class ShapeMaker:
         if problem.layers_differ:
             return self._cut_unequal(kinds, rows)
         unit_s, start_s, caps = [], [], []
+        windows = lane_windows(self.lanes(kinds))
         for index, kind in enumerate(kinds):
-            layer_s, embedding_s, head_s = self._unit_seconds[kind, rows]
+            layer_s, embedding_s, head_s = self.pace[kind, rows]
             unit_s.append(layer_s)
             start_s.append(layer_s + embedding_s * (index == 0) + head_s * (index == size - 1))
-            caps.append(self.cap(kind, rows, size=size, index=index) - 1)
+            caps.append(self.cap(kind, rows, window=windows[index], first=index == 0) - 1)
         if min(caps) < 0 or sum(caps) < spare:
             self.dropped_for_memory += 1
             return None
@@ -129,8 +136,11 @@ class ShapeMaker:
 
     def _cut_unequal(self, kinds: Sequence[int], rows: int) -> Cut | None:
         """Return the exact split of layers that differ."""
-        size = len(kinds)
-        stages = [self.reach(kind, rows, size=size, index=i) for i, kind in enumerate(kinds)]
+        windows = lane_windows(self.lanes(kinds))
+        stages = [
+            self.reach(kind, rows, window=window, first=i == 0)
+            for i, (kind, window) in enumerate(zip(kinds, windows, strict=True))
+        ]
         layers = split_ranges(stages, least=1)
         if layers is None:
             self.dropped_for_memory += 1
@@ -140,22 +150,25 @@ class ShapeMaker:
         full = any(stage.is_full(*cut) for stage, cut in zip(stages, cuts, strict=True))
         return Cut(layers=layers, cycle_s=max(seconds), memory_bound=full)
 
-    def reach(self, kind: int, rows: int, *, size: int, index: int) -> Reach:
-        """Return what any range of layers takes and weighs on stage `index` of `size`; remembered."""
-        window = plain_window(size, index)
-        key = (kind, rows, window, index == 0, index == size - 1)
+    def reach(self, kind: int, rows: int, *, window: int, first: bool) -> Reach:
+        """Return what any range of layers takes, shared by its lanes, and weighs on a stage; remembered.
+
+        Window 1 is that of the last stage, here and below.
+        """
+        key = (kind, rows, window, first)
         if key not in self._reaches:
             problem = self.problem
-            timing = problem.kinds[kind].timings[rows]
-            _, embedding_s, head_s = self._unit_seconds[kind, rows]
-            spare = self.spare_bytes(kind, rows, size=size, index=index)
+            way = problem.kinds[kind]
+            part_s = [seconds / way.lanes for seconds in part_seconds(way.timings[rows])]
+            _, embedding_s, head_s = self.pace[kind, rows]
+            spare = self.spare_bytes(kind, rows, window=window, first=first)
             runs = arch.layer_runs(problem.model)
             load = self._load(kind, rows, window)
             weights = [layer_bytes(problem.model, run, problem.dtype, load) for run in runs]
             again = [again_bytes(run, problem.dtype, load) for run in runs]
             self._reaches[key] = Reach(
-                sums=_sums(runs, part_seconds(timing)),
-                start_s=embedding_s * (index == 0) + head_s * (index == size - 1),
+                sums=_sums(runs, part_s),
+                start_s=embedding_s * first + head_s * (window == 1),
                 weights=_sums(runs, weights),
                 cap=_ENDLESS if spare is None else spare + max(again),
                 peaks=_each(runs, again) if load.recompute else (),
@@ -166,7 +179,8 @@ class ShapeMaker:
         """Return the share of its devices' speed that a shape uses, by its slowest stage and its bubble."""
         speed = sum(self._stage_speeds[kind] for kind in kinds)
         count = self._typical_microbatches(kinds, rows)
-        return rows / (cut.cycle_s * speed) * count / (count + len(kinds) - 1)
+        lanes = self.lanes(kinds)
+        return rows / (cut.cycle_s * speed) * count / (count + sum(lanes) - max(lanes))
 
     def finish(
         self, kinds: Sequence[int], layers: Sequence[int], rows: int, *, memory_bound: bool
@@ -175,6 +189,7 @@ class ShapeMaker:
         problem = self.problem
         sums = problem.parameter_sums
         stages = []
+        lanes = self.lanes(kinds)
         optimizer_s = 0.0
         for kind, piece in zip(kinds, pieces(layers), strict=True):
             timing = problem.kinds[kind].timings[rows]
@@ -187,11 +202,12 @@ class ShapeMaker:
                 parameters = -(-(sums[first + piece.num_layers] - sums[first]) // tp)
             update_s = problem.kinds[kind].optimizer_s_per_parameter * parameters
             optimizer_s = max(optimizer_s, update_s)
-        cycle_s = max(forward_s + backward_s for forward_s, backward_s in stages)
+        cycle_s = max(sum(seconds) / own for seconds, own in zip(stages, lanes, strict=True))
         typical = self._typical_microbatches(kinds, rows)
-        end_s = _end_without_links(stages, typical) + 2 * self._links_s(kinds, rows)
+        end_s = _end_without_links(stages, lanes, typical) + 2 * self._links_s(kinds, rows)
         return Shape(
             kinds=tuple(kinds),
+            lanes=lanes,
             layers=tuple(layers),
             rows=rows,
             use=self._use(kinds),
@@ -205,7 +221,7 @@ class ShapeMaker:
         """Return devices per group of stages of these kinds."""
         use = [0] * len(self.problem.groups)
         for kind in kinds:
-            use[self.problem.places[kind]] += self.problem.kinds[kind].tp
+            use[self.problem.places[kind]] += self.problem.kinds[kind].width
         return tuple(use)
 
     def fits(self, shape: Shape, windows: Sequence[int]) -> bool:
@@ -223,14 +239,13 @@ class ShapeMaker:
 
     def _load(self, kind: int, rows: int, window: int) -> Load:
         """Return what a stage of this kind works on."""
-        return stage_load(self.problem, kind, rows=rows, window=self._held(window, rows))
+        return stage_load(self.problem, kind, rows=rows, window=self._held(kind, window, rows))
 
-    def cap(self, kind: int, rows: int, *, size: int, index: int) -> int:
-        """Return how many layers stage `index` of `size` can hold, -1 where not even none; remembered."""
-        window = plain_window(size, index)
-        key = (kind, rows, window, index == 0, index == size - 1)
+    def cap(self, kind: int, rows: int, *, window: int, first: bool) -> int:
+        """Return how many layers a stage can hold, -1 where not even none; remembered."""
+        key = (kind, rows, window, first)
         if key not in self._caps:
-            spare = self.spare_bytes(kind, rows, size=size, index=index)
+            spare = self.spare_bytes(kind, rows, window=window, first=first)
             if spare is None:
                 self._caps[key] = self.problem.model.num_layers
             elif spare < 0:
@@ -240,15 +255,13 @@ class ShapeMaker:
                 self._caps[key] = min(self.problem.model.num_layers, most)
         return self._caps[key]
 
-    def spare_bytes(self, kind: int, rows: int, *, size: int, index: int) -> int | None:
-        """Return what stage `index` of `size` has left for layers; None: no limit is known."""
+    def spare_bytes(self, kind: int, rows: int, *, window: int, first: bool) -> int | None:
+        """Return what a stage has left for layers; None: no limit is known."""
         limit = self.problem.kinds[kind].limit_bytes
         if limit is None:
             return None
-        empty = Piece(
-            first_layer=0, num_layers=0, has_embedding=index == 0, has_head=index == size - 1
-        )
-        return limit - self._bytes(kind, empty, rows, plain_window(size, index))
+        empty = Piece(first_layer=0, num_layers=0, has_embedding=first, has_head=window == 1)
+        return limit - self._bytes(kind, empty, rows, window)
 
     def layer_bytes(self, kind: int, rows: int, *, window: int) -> int:
         """Return what one more layer, the heaviest where they differ, adds to a stage with this window."""
@@ -257,9 +270,9 @@ class ShapeMaker:
         runs = arch.layer_runs(problem.model)
         return max(layer_bytes(problem.model, run, problem.dtype, load) for run in runs)
 
-    def _held(self, window: int, rows: int) -> int:
-        """Return how many microbatches can be in flight: no more than the batch has."""
-        return min(window, -(-self.problem.batch_rows // rows))
+    def _held(self, kind: int, window: int, rows: int) -> int:
+        """Return how many microbatches can be in flight on a lane: no more than it gets of the batch."""
+        return min(window, -(-self.problem.batch_rows // (rows * self.problem.kinds[kind].lanes)))
 
     def _typical_microbatches(self, kinds: Sequence[int], rows: int) -> int:
         """Return about how many microbatches such a replica gets: its share of the summed speed."""
@@ -273,7 +286,7 @@ class ShapeMaker:
     def _hop_s(self, a: int, b: int, block: int, rows: int) -> float:
         """Return the seconds of one send from a block of kind `a` to kind `b`; remembered."""
         problem = self.problem
-        whole = problem.kinds[a].most_on_one_host >= block * problem.kinds[a].tp
+        whole = problem.kinds[a].most_on_one_host >= block * problem.kinds[a].width
         key = (a, b, whole, rows)
         if key not in self._hops:
             num_bytes = arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
@@ -320,16 +333,19 @@ def _same_single_host(problem: Problem, a: int, b: int) -> bool:
     return len(hosts) == 1
 
 
-def _end_without_links(stages: Sequence[tuple[float, float]], num_microbatches: int) -> float:
-    """Return when plain 1F1B ends with free links: exact for balanced stages, 0.2 % off for random ones."""
-    size = len(stages)
+def _end_without_links(
+    stages: Sequence[tuple[float, float]], lanes: Sequence[int], num_microbatches: int
+) -> float:
+    """Return when plain 1F1B ends with free links: exact for balanced stages, 0.2 % off for random ones of one lane."""
+    windows = lane_windows(lanes)
     rest_s = sum(forward_s + backward_s for forward_s, backward_s in stages)
     before_s = end_s = 0.0
     for index, (forward_s, backward_s) in enumerate(stages):
         rest_s -= forward_s + backward_s
-        ahead = min(plain_window(size, index), num_microbatches) - 1
+        own = -(-num_microbatches // lanes[index])
+        ahead = min(windows[index], own) - 1
         gap_s = max(0.0, rest_s - ahead * forward_s), max(0.0, rest_s - ahead * backward_s)
-        waits_s = sum(gap_s) if num_microbatches > ahead + 1 else max(gap_s)
-        end_s = max(end_s, before_s + num_microbatches * (forward_s + backward_s) + waits_s)
+        waits_s = sum(gap_s) if own > ahead + 1 else max(gap_s)
+        end_s = max(end_s, before_s + own * (forward_s + backward_s) + waits_s)
         before_s += forward_s + backward_s
     return end_s

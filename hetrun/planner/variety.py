@@ -53,7 +53,7 @@ def _woven(lists: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 def stage_lists(
     problem: Problem, order: Sequence[int], use: Sequence[int]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield kinds per stage of blocks of groups: every tp, and recomputation on the first so many stages of a block.
+    """Yield kinds per stage of blocks of groups: every tp, any lanes, and recomputation on the first so many stages of a block.
 
     A block's first stages hold most microbatches, so these are where recomputation can pay.
     """
@@ -61,7 +61,7 @@ def stage_lists(
         [
             block
             for block in _block_lists(problem, place, use[place])
-            if sum(problem.kinds[kind].tp for kind in block) <= problem.capacity[place]
+            if sum(problem.kinds[kind].width for kind in block) <= problem.capacity[place]
         ]
         for place in order
     ]
@@ -72,20 +72,25 @@ def stage_lists(
 def _block_lists(problem: Problem, place: int, size: int) -> Iterator[tuple[int, ...]]:
     """Yield kinds per stage of one block; long blocks recompute everywhere or nowhere."""
     ways = {
-        (kind.tp, kind.recompute): number
+        (kind.tp, kind.lanes, kind.recompute): number
         for number, kind in enumerate(problem.kinds)
         if problem.places[number] == place
     }
-    for tp in sorted({tp for tp, _ in ways}):
+    for tp, lanes in product(sorted({tp for tp, _, _ in ways}), _lanes_lists(problem, place, size)):
         for again in range(size + 1) if size <= _SHORT_BLOCK else (0, size):
-            plain, anew = ways.get((tp, False)), ways.get((tp, True))
-            if (plain is None and again < size) or (anew is None and again):
-                continue
-            yield tuple(
-                number
-                for number in (anew,) * again + (plain,) * (size - again)
-                if number is not None
-            )
+            wanted = [(tp, own, stage < again) for stage, own in enumerate(lanes)]
+            if all(way in ways for way in wanted):
+                yield tuple(ways[way] for way in wanted)
+
+
+def _lanes_lists(problem: Problem, place: int, size: int) -> list[tuple[int, ...]]:
+    """Return the lanes per stage to try for a block: as many for each stage, of few devices any."""
+    kinds = [kind for kind, at in zip(problem.kinds, problem.places, strict=True) if at == place]
+    choices = sorted({kind.lanes for kind in kinds})
+    if problem.num_devices > FEW:
+        return [(lanes,) * size for lanes in choices]
+    most = problem.capacity[place]
+    return [lanes for lanes in product(choices, repeat=size) if sum(lanes) <= most]
 
 
 def block_sizes(count: int, most: int, *, full: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ Planner and worker share this package: the actions that a rank executes are the 
 
 from hetrun.schedule.bounds import lower_bound_s, steady_cycle_s, upper_bound_s
 from hetrun.schedule.cuts import cut_at, even_boundaries, held_layers
-from hetrun.schedule.lanes import bounded_windows
+from hetrun.schedule.lanes import bounded_windows, lane_windows
 from hetrun.schedule.pipeline import (
     ActionKind,
     PipelineRun,
@@ -45,6 +45,7 @@ __all__ = [
     "gradient_buckets",
     "held_layers",
     "lane_ranks",
+    "lane_windows",
     "layers_of",
     "link_between",
     "lower_bound_s",

@@ -57,6 +57,19 @@ def bounded_windows(num_stages: int, stage: int, *, more: int = 2) -> tuple[int,
     return num_stages - stage + more, num_stages - stage + more + 1
 
 
+def lane_windows(lanes: Sequence[int]) -> tuple[int, ...]:
+    """Return the window of each lane of each stage with which balanced stages never wait: 1F1B's where all have one lane.
+
+    A microbatch comes back after as many cycles as there are lanes from here on, and a lane gets one of `lanes` of them.
+    """
+    windows = []
+    left = sum(lanes)
+    for own in lanes:
+        windows.append(-(-left // own))
+        left -= own
+    return tuple(windows)
+
+
 class Lane:
     """What one lane of a stage has done and what has arrived there."""
 

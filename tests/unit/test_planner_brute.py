@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetrun import arch
 from hetrun.model import MIB, Link, LinkKind, ModelCount, ModelSpec
-from hetrun.planner.drafts import Candidate, Group, judge, plain_windows, wide_windows
+from hetrun.planner.drafts import Candidate, Group, judge, narrow_windows, wide_windows
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
@@ -72,7 +72,7 @@ def _pipelines(maker: ShapeMaker, use: tuple[int, ...]) -> Iterator[Group]:
     for kinds in sorted(set(permutations(stages))):
         for layers in cuts(maker.problem.model.num_layers, len(kinds)):
             shape = maker.finish(kinds, layers, 1, memory_bound=False)
-            for windows in {plain_windows(len(kinds)), wide_windows(len(kinds))}:
+            for windows in {narrow_windows(shape), wide_windows(shape)}:
                 if maker.fits(shape, windows):
                     yield Group(shape=shape, windows=windows, counts=())
 
