@@ -16,12 +16,14 @@ from hetrun.planner.drafts import Candidate, Group, judge, narrow_windows, wide_
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
-from tests.unit.planner_lab import LINKS, Chips, Lab, small_model
+from tests.unit.planner_lab import LINKS, WHOLE, Chips, Lab, small_model
 
 pytestmark = pytest.mark.slow
 
 
 def problem_of(lab: Lab) -> Problem:
+    """The problem with 1F1B over whole layers, which is what brute force tries."""
+    lab = replace(lab, limits=replace(lab.limits, orders=WHOLE.orders, fractional=False))
     return read_problem(lab.facts, lab.profile, lab.recipe, targets={})
 
 
