@@ -23,6 +23,7 @@ from hetrun.launch.files import ranks_by_host
 from hetrun.launch.observer import Observer
 from hetrun.launch.rundir import Lines, RunDir, clean_line
 from hetrun.model import (
+    CheckpointEvent,
     EndEvent,
     ErrorEvent,
     EvaluationEvent,
@@ -31,6 +32,7 @@ from hetrun.model import (
     StartEvent,
     StepEvent,
     TraceEvent,
+    WarningEvent,
 )
 from hetrun.transport.guard_frames import Meta
 from hetrun.transport.jobs import describe_exit
@@ -42,10 +44,13 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
     "step": TypeAdapter(StepEvent),
     "trace": TypeAdapter(TraceEvent),
     "evaluation": TypeAdapter(EvaluationEvent),
+    "checkpoint": TypeAdapter(CheckpointEvent),
+    "warning": TypeAdapter(WarningEvent),
     "error": TypeAdapter(ErrorEvent),
     "end": TypeAdapter(EndEvent),
 }
 _NUM_LAST_LINES = 40
+_MOST_WARNINGS = 200
 _DUMP_LINES = 400
 _MAX_LOG = 512 << 20  # bytes of one log here; the host has all of it
 _MAX_LOG_LINE = 1 << 16
@@ -222,9 +227,15 @@ class Monitor:
                 what = f"raised {clean_line(f'{event.kind}: {event.message}'.encode())}"
                 when_s = self._ours(host, event.wall_s)
                 self._add(Kind.RAISED, host, what, rank=number, when_s=when_s)
-            case TraceEvent() | EvaluationEvent():
+            case WarningEvent():
+                self._on_warning(host, event.message)
+            case TraceEvent() | EvaluationEvent() | CheckpointEvent():
                 pass
         self._observer.on_event(event)
+
+    def _on_warning(self, host: str, message: str) -> None:
+        if len(self.warnings) < _MOST_WARNINGS:
+            self.warn(clean_line(f"{host}: {message}".encode()))
 
     def _on_rank(self, host: str, meta: Meta) -> None:
         number, status = int(meta["rank"]), meta["status"]

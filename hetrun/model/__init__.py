@@ -53,6 +53,7 @@ from hetrun.model.profile import (
     RunTiming,
 )
 from hetrun.model.recipe import (
+    CheckpointSpec,
     DataKind,
     DataSpec,
     Dtype,
@@ -69,6 +70,8 @@ from hetrun.model.recipe import (
     TrainSpec,
 )
 from hetrun.model.run import (
+    CheckpointEvent,
+    CheckpointIndex,
     EndEvent,
     ErrorEvent,
     EvaluationEvent,
@@ -86,6 +89,7 @@ from hetrun.model.run import (
     StartEvent,
     StepEvent,
     TraceEvent,
+    WarningEvent,
 )
 
 __all__ = [
@@ -93,6 +97,9 @@ __all__ = [
     "MIB",
     "SCHEMA_VERSION",
     "Baseline",
+    "CheckpointEvent",
+    "CheckpointIndex",
+    "CheckpointSpec",
     "Connection",
     "Cost",
     "CurveKind",
@@ -157,6 +164,7 @@ __all__ = [
     "TokenDtype",
     "TraceEvent",
     "TrainSpec",
+    "WarningEvent",
     "check_name",
     "plan_sha",
 ]

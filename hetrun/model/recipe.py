@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hetrun.model.base import ENV_NAME, Noun, check_name, need
+from hetrun.model.base import ENV_NAME, Noun, check_name, check_text, need
 
 MAX_STEPS = 10**9
 MAX_BATCH_ROWS = 1 << 20
@@ -266,7 +266,9 @@ class PlanLimits(Noun):
     """What the planner must keep to."""
 
     orders: tuple[Order, ...] = (Order.ONE_F_ONE_B,)  # of forwards and backwards, to choose from
-    fractional: bool = False  # a layer may live on two stages, so that their shares match their speeds
+    fractional: bool = (
+        False  # a layer may live on two stages, so that their shares match their speeds
+    )
 
     max_stages: int | None = None
     max_shapes: int | None = None  # different kinds of replicas; fewer are simpler to run elsewhere
@@ -328,6 +330,31 @@ class LaunchSpec(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec(Noun):
+    """Where and how often the state of training is saved. Paths are those on every host."""
+
+    dir: str
+    every_steps: int
+    keep: int = 2  # newest checkpoints
+    shared: bool = False  # `dir` is one shared file system; else every host has its own
+    resume: str = "auto"  # newest complete one in `dir`; "never"; or the path of a step-N folder
+
+    def __post_init__(self) -> None:
+        need(
+            self.dir.startswith("/"),
+            f"checkpoint: dir {self.dir!r}, need an absolute path: it is written on every host",
+        )
+        check_text("checkpoint: dir", self.dir)
+        for what in ("every_steps", "keep"):
+            need(getattr(self, what) >= 1, f"checkpoint: {what} {getattr(self, what)}, need >= 1")
+        need(
+            self.resume in ("auto", "never") or self.resume.startswith("/"),
+            f"checkpoint: resume {self.resume!r}, need auto, never, or the absolute path of a step-N folder",
+        )
+        check_text("checkpoint: resume", self.resume)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Noun):
     """What to train."""
 
@@ -337,6 +364,7 @@ class Recipe(Noun):
     train: TrainSpec
     plan: PlanLimits = field(default_factory=PlanLimits)
     launch: LaunchSpec = field(default_factory=LaunchSpec)
+    checkpoint: CheckpointSpec | None = None  # None: nothing is saved
 
     def __post_init__(self) -> None:
         check_name("recipe", self.name)

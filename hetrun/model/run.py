@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hetrun.model.base import SCHEMA_VERSION, Noun
 from hetrun.model.plan import Baseline, Cost, Efficiency
+from hetrun.model.recipe import ModelSpec, TrainSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,57 @@ class EvaluationEvent(Noun):
     evaluation_s: float  # on the run's clock; no part of any step
 
 
-Event = StartEvent | StepEvent | TraceEvent | EvaluationEvent | ErrorEvent | EndEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointEvent(Noun):
+    """A checkpoint is complete on all hosts; seconds are real ones, on emulated chips too, and no part of any step."""
+
+    event: str = "checkpoint"
+    rank: int
+    step: int  # steps done, as in the folder's name
+    wall_s: float
+    blocked_s: float  # training stood still on this rank: waiting for the save before, and the copy
+    saved_s: float  # from then until all hosts had it, beside training
+    num_bytes: int  # written by this rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarningEvent(Noun):
+    """Something that the user should know, and training goes on."""
+
+    event: str = "warning"
+    rank: int
+    wall_s: float
+    step: int  # steps done
+    message: str
+
+
+Event = (
+    StartEvent
+    | StepEvent
+    | TraceEvent
+    | EvaluationEvent
+    | CheckpointEvent
+    | WarningEvent
+    | ErrorEvent
+    | EndEvent
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIndex(Noun):
+    """index.json of a checkpoint's folder, written last: what the folder is, and which files are whole."""
+
+    format_version: int = 1
+    run: str  # a random word: parts with the same word and step belong together
+    step: int  # optimizer steps done
+    next_row: int  # of the sample stream
+    text_sha: str  # of the training text
+    seq_len: int
+    plan_sha: str
+    learning_rate: float  # of the last step
+    model: ModelSpec
+    train: TrainSpec  # with the seed
+    files: dict[str, int]  # name -> bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
 from hetrun.errors import ConfigError, StorageError
 from hetrun.model import (
+    CheckpointEvent,
     EndEvent,
     ErrorEvent,
     EvaluationEvent,
@@ -22,6 +23,7 @@ from hetrun.model import (
     StartEvent,
     StepEvent,
     TraceEvent,
+    WarningEvent,
 )
 from hetrun.report.words import printable
 
@@ -32,6 +34,8 @@ _KINDS = {
     "step": StepEvent,
     "trace": TraceEvent,
     "evaluation": EvaluationEvent,
+    "checkpoint": CheckpointEvent,
+    "warning": WarningEvent,
     "error": ErrorEvent,
     "end": EndEvent,
 }
@@ -78,11 +82,14 @@ def _adapter() -> TypeAdapter[Event]:
     """The union of all events, told apart by their field `event`."""
     start, step, trace = Tag("start"), Tag("step"), Tag("trace")
     error, end, evaluation = Tag("error"), Tag("end"), Tag("evaluation")
+    checkpoint, warning = Tag("checkpoint"), Tag("warning")
     union: Any = Annotated[
         Annotated[StartEvent, start]
         | Annotated[StepEvent, step]
         | Annotated[TraceEvent, trace]
         | Annotated[EvaluationEvent, evaluation]
+        | Annotated[CheckpointEvent, checkpoint]
+        | Annotated[WarningEvent, warning]
         | Annotated[ErrorEvent, error]
         | Annotated[EndEvent, end],
         Discriminator(_event_name),

@@ -10,16 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetrun.model import (
+    CheckpointEvent,
     EndEvent,
     ErrorEvent,
     EvaluationEvent,
     StartEvent,
     StepEvent,
     TraceEvent,
+    WarningEvent,
 )
 from hetrun.report.events import read_events
+from hetrun.report.words import printable
 
 _FILE = re.compile(r"rank-(\d{4,9})\.jsonl")
+_MOST_WARNINGS = 100  # of ranks
 _KEPT_TRACES = 2  # the last one may be missing on ranks that were stopped early
 
 
@@ -140,6 +144,8 @@ def _read_rank(path: Path, rank: int, steps: dict[int, StepSums], warnings: list
                 steps[event.step].add(event)
             else:
                 steps[event.step] = _first_of(event)
+        elif isinstance(event, WarningEvent):
+            _keep_warning(event, warnings)
         else:
             _keep(event, sums)
     if num_foreign:
@@ -150,7 +156,8 @@ def _read_rank(path: Path, rank: int, steps: dict[int, StepSums], warnings: list
 
 
 def _keep(
-    event: StartEvent | TraceEvent | EvaluationEvent | ErrorEvent | EndEvent, sums: RankSums
+    event: StartEvent | TraceEvent | EvaluationEvent | CheckpointEvent | ErrorEvent | EndEvent,
+    sums: RankSums,
 ) -> None:
     if isinstance(event, StartEvent):
         sums.start = event
@@ -160,8 +167,14 @@ def _keep(
         sums.held_out.setdefault(event.step, event.loss)
     elif isinstance(event, ErrorEvent):
         sums.error = sums.error or event
-    else:
+    elif isinstance(event, EndEvent):
         sums.end = event
+
+
+def _keep_warning(event: WarningEvent, warnings: list[str]) -> None:
+    if len(warnings) < _MOST_WARNINGS:
+        said = printable(event.message, max_chars=400)
+        warnings.append(f"rank {event.rank} after step {event.step}: {said}")
 
 
 def _first_of(event: StepEvent) -> StepSums:

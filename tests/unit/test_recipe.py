@@ -11,6 +11,7 @@ from hetrun import arch, store
 from hetrun.arch.families import FAMILIES
 from hetrun.errors import ConfigError
 from hetrun.model import (
+    CheckpointSpec,
     DataKind,
     DataSpec,
     Dtype,
@@ -92,6 +93,28 @@ def test_wrong_key_is_named(write: Write, text: str, says: str) -> None:
         load_recipe(path)
     assert caught.value.message.startswith(str(path))
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "says"),
+    [
+        ("{every_steps: 5}", "checkpoint.dir"),
+        ("{dir: /ckpt}", "checkpoint.every_steps"),
+        ("{dir: ckpt, every_steps: 5}", "checkpoint: dir 'ckpt', need an absolute path"),
+        ("{dir: /ckpt, every_steps: 0}", "checkpoint: every_steps 0"),
+        ("{dir: /ckpt, every_steps: 5, keep: 0}", "checkpoint: keep 0"),
+        ("{dir: /ckpt, every_steps: 5, resume: newest}", "checkpoint: resume 'newest', need auto"),
+        ("{dir: /ckpt, every_steps: 5, shard: true}", "checkpoint.shard"),
+    ],
+)
+def test_wrong_checkpoint_is_named(write: Write, checkpoint: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(f"{MODEL}{DATA}{TRAIN}checkpoint: {checkpoint}\n"))
+    assert says in caught.value.message
+
+
+def test_nothing_is_saved_unless_the_recipe_says_so(write: Write) -> None:
+    assert load_recipe(write(MODEL + DATA + TRAIN)).checkpoint is None
 
 
 def test_missing_recipe_has_a_hint(tmp_path: Path) -> None:
@@ -204,7 +227,8 @@ def test_documented_defaults_are_the_defaults(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [Recipe, ModelSpec, DataSpec, TrainSpec, PlanLimits, LaunchSpec, Pins]
+    "part",
+    [Recipe, ModelSpec, DataSpec, TrainSpec, PlanLimits, LaunchSpec, CheckpointSpec, Pins],
 )
 def test_every_key_is_documented(part: Any) -> None:
     told = "\n".join(BLOCKS)
