@@ -32,7 +32,6 @@ _STEPS = (0.0, 1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.4, 0.
 _MILP_STEPS = (3e-4, 2e-3)  # of those above; each solution takes a tenth of a second and more
 _MILP_OPTIONS = {  # bounded by nodes, so that the answer is the same everywhere
     "disp": False,
-    "presolve": False,  # what it finds for the reduced problem it announces on stdout, whatever disp says
     "node_limit": 400,
     "mip_rel_gap": 1e-4,
 }
@@ -234,7 +233,7 @@ def _rounded(columns: Columns, value: Floats, capacity: Sequence[int]) -> Counts
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep HiGHS of scipy 1.17 from stdout, which is for data: it announces each repaired solution, whatever it is told."""
+    """Keep HiGHS of scipy 1.17 from stdout, which is for data: solutions of a presolved problem it announces there, whatever disp says."""
     sys.stdout.flush()
     try:
         kept = os.dup(1)
