@@ -24,6 +24,7 @@ from hetrun.report.words import (
     format_seconds,
     format_share,
     headline,
+    lanes_of,
     layers_of,
     numbers_of,
     shape_of,
@@ -169,7 +170,10 @@ def _stage_table(split: Split) -> Table:
             table.add_row(
                 cell(some(numbers) if index == 0 else ""),
                 cell(index),
-                cell(f"{len(ranks)} x {ranks[0].vendor} {ranks[0].model} on {some(hosts, 3)}"),
+                cell(
+                    f"{len(ranks)} x {ranks[0].vendor} {ranks[0].model} on {some(hosts, 3)}"
+                    + lanes_of(stage.lanes)
+                ),
                 cell(f"{replica.layer_shares[index]:.4g}"),
                 cell(which),
                 cell(per_replica if index == 0 else ""),
@@ -184,6 +188,7 @@ def _likeness(replica: ReplicaPlan, split: Split) -> object:
     stages = tuple(
         (
             len(stage.ranks),
+            stage.lanes,
             split.ranks[stage.ranks[0]].vendor,
             split.ranks[stage.ranks[0]].model,
             stage.num_layers,

@@ -16,7 +16,13 @@ from hetrun.planner.pins import choose
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import Outcome, search
 from hetrun.planner.targets import TorchTarget, torch_targets
-from hetrun.planner.words import order_notes, plural, runner_up_words, verdict_words
+from hetrun.planner.words import (
+    lane_notes,
+    order_notes,
+    plural,
+    runner_up_words,
+    verdict_words,
+)
 
 __all__ = ["TorchTarget", "limited", "plan", "torch_targets"]
 
@@ -49,6 +55,7 @@ def plan(
     notes = (
         *chosen.notes,
         *order_notes(outcome.best, outcome.plain),
+        *lane_notes(outcome.best, outcome.turnless),
         *_price_of_few_shapes(problem, chosen.free),
         *problem.notes,
     )

@@ -174,7 +174,7 @@ def _stage_terms(plan: Plan) -> Iterator[Term]:
                 stage.first_layer,
                 stage.num_layers,
             )
-            key += (stage.window, stage.most_held, stage.memory_bytes, stage.send_s)
+            key += (stage.window, stage.most_held, stage.memory_bytes, stage.send_s, stage.lanes)
             if key not in seen:
                 seen.add(key)
                 of = f"replica {number} stage {index} ({rank.vendor} {rank.model})"
@@ -184,6 +184,9 @@ def _stage_terms(plan: Plan) -> Iterator[Term]:
 def _one_stage(plan: Plan, stage: StagePlan, of: str, *, rows: int) -> Iterator[Term]:
     ends = " + embedding" * stage.has_embedding + " + head" * stage.has_head
     parts = plural(stage.num_layers, "layer") + ends
+    if stage.lanes > 1:
+        how = "copies of the stage, which take microbatches in turn and share gradients"
+        yield _term("lanes", of, stage.lanes, "1", how)
     yield _term("forward", of, stage.forward_s, "s", f"{parts}, per microbatch")
     yield _term("backward", of, stage.backward_s, "s", f"{parts}, per microbatch")
     if stage.most_held is not None:
@@ -194,7 +197,7 @@ def _one_stage(plan: Plan, stage: StagePlan, of: str, *, rows: int) -> Iterator[
             plan.recipe.model, plan.recipe.train.dtype, rows, plan.recipe.data.seq_len
         )
         yield _term(
-            "send", of, stage.send_s, "s", f"{sent:,} bytes over the link to the next stage"
+            "send", of, stage.send_s, "s", f"{sent:,} bytes over the slowest link to the next stage"
         )
     yield _term(
         "optimizer", of, stage.optimizer_s, "s", "parameters of the stage x seconds per parameter"

@@ -30,6 +30,7 @@ def blocks_words(ranks: Sequence[RankPlan], replicas: Sequence[ReplicaPlan]) -> 
     for replica in replicas:
         stages = ", ".join(
             f"{ranks[stage.ranks[0]].vendor} {share:.4g}"
+            + (f" in {stage.lanes} lanes" if stage.lanes > 1 else "")
             for stage, share in zip(replica.stages, replica.layer_shares, strict=True)
         )
         seen[stages] = seen.get(stages, 0) + 1
@@ -50,6 +51,15 @@ def order_notes(best: Candidate, plain: Candidate | None) -> tuple[str, ...]:
         price += f", up to {plural(more, 'microbatch')} more held at once"
     name = names[0].upper() + names[1:]
     return (f"{name}: {gain:.2%} quicker than the best 1F1B with whole layers{price}",)
+
+
+def lane_notes(best: Candidate, turnless: Candidate | None) -> tuple[str, ...]:
+    """Return what stages of several lanes gain, where the plan has some."""
+    if turnless is None or turnless.step_s <= best.step_s:
+        return ()
+    lanes = max(stage.lanes for replica in best.layout.replicas for stage in replica.stages)
+    gain = turnless.step_s / best.step_s - 1
+    return (f"Stages in up to {lanes} lanes: {gain:.2%} quicker than the best with one for each",)
 
 
 def _held(candidate: Candidate) -> list[int]:

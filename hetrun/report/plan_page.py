@@ -16,6 +16,7 @@ from hetrun.report.words import (
     format_percent,
     format_rate,
     format_seconds,
+    lanes_of,
     layers_of,
     numbers_of,
     shape_of,
@@ -168,6 +169,7 @@ def _likeness(plan: Plan, replica: ReplicaPlan) -> object:
             plan.split.ranks[s.ranks[0]].model,
             s.num_layers,
             len(s.ranks),
+            s.lanes,
         )
         for s in replica.stages
     )
@@ -201,13 +203,14 @@ def _stage_box(
         stage.first_layer, stage.num_layers, embedding=stage.has_embedding, head=stage.has_head
     )
     title = (
-        f"{rank.vendor} {rank.model}: {which}; {format_seconds(stage.forward_s)} forward,"
+        f"{rank.vendor} {rank.model}: {which}{lanes_of(stage.lanes)}; {format_seconds(stage.forward_s)} forward,"
         f" {format_seconds(stage.backward_s)} backward per microbatch; {format_bytes(stage.memory_bytes)}"
     )
     middle = f"{100 * (at + width / 2):.2f}%"
     words: list[Html] = []
     if width > 0.09:
         layers = "1 layer" if share == 1 else f"{share:.4g} layers"
+        layers += lanes_of(stage.lanes)
         words = [
             el("text", rank.vendor, x=middle, y=20, text_anchor="middle", class_="n nf"),
             el("text", layers, x=middle, y=35, text_anchor="middle", class_="n nf"),
@@ -336,7 +339,8 @@ def _memory(plan: Plan, colours: dict[str, int]) -> Html:
     for number, replica in enumerate(plan.split.replicas):
         for index, stage in enumerate(replica.stages):
             rank = plan.split.ranks[stage.ranks[0]]
-            key = (rank.vendor, rank.model, index, stage.num_layers, stage.memory_bytes)
+            parts = (stage.num_layers, stage.lanes, stage.memory_bytes)
+            key = (rank.vendor, rank.model, index, *parts)
             if key in seen or len(rows) >= MOST_RANKS:
                 continue
             seen.add(key)
@@ -360,7 +364,7 @@ def _memory_row(rank: RankPlan, stage: StagePlan, name: str, colours: dict[str, 
         "tr",
         el("td", name),
         el("td", device),
-        el("td", which),
+        el("td", which + lanes_of(stage.lanes)),
         *[el("td", number, class_="r") for number in numbers],
     )
 

@@ -129,6 +129,11 @@ def shape_of(replicas: Sequence[ReplicaPlan]) -> str:
     return f"{count(len(replicas), 'replica')} x {deep} {stages}"
 
 
+def lanes_of(lanes: int) -> str:
+    """Return ", 3 lanes" where a stage has several, to stand after its devices or layers."""
+    return f", {lanes} lanes" if lanes > 1 else ""
+
+
 def layers_of(first_layer: int, num_layers: int, *, embedding: bool, head: bool) -> str:
     """Return what a stage holds, such as "embedding, 0-6" or "7-11, head"."""
     parts = ["embedding"] if embedding else []

@@ -53,7 +53,7 @@ def plain_orders(plan: Plan, target: str) -> None:
             raise refuse(
                 target,
                 f"stages of replica {number} take microbatches in turn",
-                "plan again without lanes",
+                "plan again with plan.lanes: [1]",
             )
 
 
