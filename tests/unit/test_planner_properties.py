@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import NoPlanError
-from hetrun.model import GIB, MIB, Facts, Plan, PlanLimits
+from hetrun.model import GIB, MIB, Facts, Order, Plan, PlanLimits
 from hetrun.planner import plan
 from hetrun.planner.check import check_split
 from hetrun.planner.recost import recost
-from tests.unit.planner_lab import LINKS, Chips, Lab, small_model
+from hetrun.schedule import layers_of
+from tests.unit.planner_lab import LINKS, WHOLE, Chips, Lab, small_model
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +82,11 @@ def labs(draw: st.DrawFn) -> Lab:
         rows=draw(st.sampled_from([(1,), (1, 2)])) if draw(st.booleans()) else (1,),
         seq_len=16,
         links=links,
-        limits=PlanLimits(max_stages=draw(st.sampled_from([None, 1, 2]))),
+        limits=PlanLimits(
+            max_stages=draw(st.sampled_from([None, 1, 2])),
+            orders=draw(st.sampled_from([WHOLE.orders, tuple(Order)])),
+            fractional=draw(st.booleans()),
+        ),
     )
 
 
@@ -108,12 +113,13 @@ def test_every_plan_is_whole_fits_and_costs_what_it_says(lab: Lab) -> None:
         assert again_s == pytest.approx(split.cost.step_s, rel=1e-9)
         assert sum(replica.num_rows for replica in split.replicas) == lab.batch
         for replica in split.replicas:
-            layers = [
-                layer
-                for stage in replica.stages
-                for layer in range(stage.first_layer, stage.first_layer + stage.num_layers)
-            ]
-            assert layers == list(range(lab.model.num_layers))
+            for microbatch in range(replica.num_microbatches):
+                layers = [
+                    layer
+                    for index in range(len(replica.stages))
+                    for layer in layers_of(replica, index, microbatch)
+                ]
+                assert layers == list(range(lab.model.num_layers))
             for stage in replica.stages:
                 memory = split.ranks[stage.ranks[0]].memory_bytes
                 assert memory is None or stage.memory_bytes <= 0.92 * memory
