@@ -22,6 +22,7 @@ from hetrun.model import (
     Source,
 )
 from hetrun.report.words import (
+    count,
     format_bytes,
     format_flops,
     format_percent,
@@ -70,11 +71,6 @@ def _extras(profile: Profile) -> dict[str, Callable[[RowTiming], str]]:
         extras[">tp"] = lambda timing: str(timing.tp)
     if any(timing.recompute for timing in timings):
         extras["Layer"] = lambda timing: "recomputed" if timing.recompute else "stored"
-    if any(timing.runs for timing in timings):
-        extras[">Each layer F+B"] = lambda timing: ", ".join(
-            f"{run.num_layers} x {format_seconds(run.forward_s + run.backward_s)}"
-            for run in timing.runs
-        )
     if any(timing.layer_peak_bytes is not None for timing in timings):
         extras[">Peak"] = lambda timing: format_bytes(timing.layer_peak_bytes)
     return extras
@@ -85,8 +81,17 @@ def _notes(profile: Profile) -> Iterable[str]:
     timings = [timing for device in profile.devices for timing in device.timings]
     if any(timing.tp > 1 for timing in timings):
         yield "With tp, the seconds of one share; what the shares tell each other is not inside."
-    if any(timing.runs for timing in timings):
-        yield "Layers differ: Layer F and Layer B are means, beside them each run of equal layers."
+    for device in profile.devices:
+        first = device.timings[0]
+        if first.runs:
+            runs = ", ".join(
+                f"{run.num_layers} of {format_seconds(run.forward_s + run.backward_s)}"
+                for run in first.runs
+            )
+            yield (
+                f"{device.model}: Layer F and Layer B are means over layers that differ; with"
+                f" {count(first.rows, 'row')} forward and backward of each: {runs}."
+            )
     if any(device.source is Source.ASSUMED for device in profile.devices):
         yield "Assumed figures come from published peaks and were measured nowhere."
     if profile.quick:
