@@ -93,7 +93,8 @@ def _figures(
                 for t in device.timings
                 if t.tp == _tp(stage) and t.recompute == stage.recompute
             ]
-            return points, device.optimizer_s_per_parameter
+            if points:
+                return points, device.optimizer_s_per_parameter
     raise ValueError(f"rank {rank.rank}: no figures for {rank.vendor} {rank.model}")
 
 
