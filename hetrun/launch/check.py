@@ -76,9 +76,10 @@ def _check_order(number: int, replica: ReplicaPlan) -> None:
     laned = any(stage.lanes > 1 for stage in replica.stages)
     if replica.way != "1F1B" or laned:
         what = "stages that take microbatches in turn" if laned else replica.way
+        knobs = "plan.lanes: [1]" if laned else "plan.orders: [1f1b] and plan.fractional: false"
         raise ConfigError(
             f"plan: replica {number} runs {what}, which the runtime cannot do yet",
-            hint="set plan.orders: [1f1b] and plan.fractional: false in the recipe, and write it again: hetrun plan",
+            hint=f"set {knobs} in the recipe, and write it again: hetrun plan",
         )
 
 

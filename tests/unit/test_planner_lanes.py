@@ -15,6 +15,7 @@ from hetrun.planner import plan
 from hetrun.planner.batch import many_windows
 from hetrun.planner.check import check_split
 from hetrun.planner.drafts import Candidate, Group, judge, narrow_windows, wide_windows
+from hetrun.planner.estimate import sync_s
 from hetrun.planner.explain import explain
 from hetrun.planner.problem import Problem
 from hetrun.planner.search import search
@@ -120,6 +121,11 @@ def test_lanes_of_a_single_replica_reduce_their_gradients() -> None:
     assert bucket.ranks == stage.ranks
     spent_s = all_reduce_s(bucket.num_bytes, [split.ranks[rank] for rank in stage.ranks], LINKS)
     assert 0 < spent_s < split.cost.sync_s + 1e-12
+    problem = problem_of(lab)
+    shape = ShapeMaker(problem).make((3, 0), 1)
+    assert shape is not None
+    assert shape.lanes == (3, 1)
+    assert sync_s(problem, ((shape, 1),)) == pytest.approx(split.cost.sync_s)
 
 
 def test_sends_take_the_slowest_link_between_lanes() -> None:
