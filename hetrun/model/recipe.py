@@ -337,7 +337,7 @@ class CheckpointSpec(Noun):
     every_steps: int
     keep: int = 2  # newest checkpoints
     shared: bool = False  # `dir` is one shared file system; else every host has its own
-    resume: str = "auto"  # newest complete one in `dir`; "never"; or the path of a step-N folder
+    resume: str = "auto"  # newest complete one in `dir`, "never", or from this step-N folder where `dir` has none
 
     def __post_init__(self) -> None:
         need(
@@ -352,6 +352,10 @@ class CheckpointSpec(Noun):
             f"checkpoint: resume {self.resume!r}, need auto, never, or the absolute path of a step-N folder",
         )
         check_text("checkpoint: resume", self.resume)
+        need(
+            not self.resume.startswith(self.dir.rstrip("/") + "/"),
+            f"checkpoint: resume {self.resume!r} lies in dir: its newest goes on anyway; to go back, name another dir",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

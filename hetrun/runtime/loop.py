@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from hetrun.model import EndEvent, Event, Plan, RankPlan, StartEvent, TraceEvent, plan_sha
 from hetrun.runtime.agreement import Agreement
+from hetrun.runtime.checkpoint import Checkpoints
+from hetrun.runtime.checkpoint_resume import open_checkpoints
 from hetrun.runtime.data import TokenStream, open_stream
 from hetrun.runtime.device import local_index, open_device
 from hetrun.runtime.evaluate import is_due
@@ -23,6 +26,15 @@ from hetrun.runtime.prepare import Cache
 from hetrun.runtime.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What training tells and asks its process."""
+
+    write: Callable[[Event], None]
+    before_step: Callable[[int], None] = lambda step: None  # told the number of each step
+    stop_wanted: Callable[[], bool] = lambda: False  # save and end after this step
 
 
 def meet(plan: Plan) -> dist.Store:
@@ -39,10 +51,9 @@ def run(
     *,
     store: dist.Store,
     cache_dir: Path,
-    write: Callable[[Event], None],
-    before_step: Callable[[int], None],
-) -> None:
-    """Train as the plan says; `before_step` is told the number of each step before it begins.
+    hooks: Hooks,
+) -> bool:
+    """Train as the plan says, from the newest checkpoint on; return whether all steps are done.
 
     `cache_dir` is this host's, for data that is prepared once for all its ranks.
     """
@@ -60,29 +71,42 @@ def run(
     agree(plan, rank, stream, store)
     join(plan, rank, store)
     trainer = Trainer(plan, rank.rank, stream=stream, device=device)
-    write(start_event(rank, device=device))
-    train(trainer, write, before_step=before_step)
+    hooks.write(start_event(rank, device=device))
+    checkpoints = open_checkpoints(
+        plan,
+        rank,
+        state=trainer.state(),
+        text_sha=stream.fingerprint(),
+        write=hooks.write,
+    )
+    is_done = train(trainer, hooks, checkpoints)
     dist.destroy_process_group()
+    return is_done
 
 
-def train(
-    trainer: Trainer,
-    write: Callable[[Event], None],
-    *,
-    before_step: Callable[[int], None],
-) -> None:
-    """Run all steps and write their events; `before_step` is told the number of each step."""
+def train(trainer: Trainer, hooks: Hooks, checkpoints: Checkpoints | None = None) -> bool:
+    """Run all steps that are left and write their events; return False if it was asked to stop before the last.
+
+    Without checkpoints there is nothing to stop in order for, and nobody is asked.
+    """
     steps = trainer.plan.recipe.train.steps
-    traced = {min(1, steps - 1), steps - 1}
+    first = 0 if checkpoints is None else checkpoints.first_step
+    traced = {min(first + 1, steps - 1), steps - 1}
     rank = trainer.rank.rank
-    for number in range(steps):
-        before_step(number)
-        result = trainer.step(number)
+    write = hooks.write
+    for number in range(first, steps):
+        hooks.before_step(number)
+        result = trainer.step(number, stop_wanted=hooks.stop_wanted)
         write(result.event)
-        if is_due(trainer.plan.recipe.train, number):
+        if is_due(trainer.plan.recipe.train, number) and not result.stop:
             write(trainer.evaluate(number))
         if number in traced:
             write(TraceEvent(rank=rank, step=number, spans=result.spans))
+        if checkpoints is not None:
+            rate = result.event.learning_rate
+            checkpoints.after_step(number + 1, learning_rate=rate, write=write, stop=result.stop)
+        if result.stop and number + 1 < steps:
+            return False
     write(
         EndEvent(
             rank=rank,
@@ -91,6 +115,7 @@ def train(
             parameters_sha=trainer.parameters_sha(),
         )
     )
+    return True
 
 
 def agree(plan: Plan, rank: RankPlan, stream: TokenStream, store: dist.Store) -> None:

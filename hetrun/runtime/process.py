@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import NoReturn
 
 from hetrun.errors import HetrunError
@@ -28,6 +29,39 @@ def die_with_parent() -> None:
         log.warning("cannot follow the parent's death: %s", os.strerror(ctypes.get_errno()))
     if os.getppid() != parent:
         leave(1)
+
+
+class Stop:
+    """A wish to stop in order: the first SIGTERM or SIGINT is kept until it is asked for, later ones change nothing.
+
+    Whoever will not wait sends SIGKILL.
+    """
+
+    def __init__(self) -> None:
+        self._signal: int | None = None
+
+    def watch(self) -> None:
+        """Take the signals over."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    def is_wanted(self) -> bool:
+        """Whether a signal came."""
+        return self._signal is not None
+
+    def end(self) -> NoReturn:
+        """End by the signal that came, or by SIGTERM where another rank got it: for the parent it is as if it had hit."""
+        number = self._signal or signal.SIGTERM
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        leave(128 + number)  # it is blocked
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal is None:
+            self._signal = number
 
 
 def leave(code: int) -> NoReturn:

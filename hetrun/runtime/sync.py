@@ -29,6 +29,7 @@ class Totals:
 
     loss: float
     gradient_norm: float
+    stop: bool  # some rank was asked to stop after this step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,15 +73,15 @@ class GradientSync:
             timeline.clock.spend(item.planned_s)
             timeline.close_span("sync", None, start_s)
 
-    def totals(self, loss: float, timeline: Timeline) -> Totals:
-        """Exchange squared norm, loss and clock with all ranks, once."""
+    def totals(self, loss: float, timeline: Timeline, *, stop: bool = False) -> Totals:
+        """Exchange squared norm, loss, clock and wish to stop with all ranks, once."""
         start_s = timeline.clock.now_s()
         squared = sum(
             _squared_norm(parameter)
             for unit in sorted(self._counted)
             for parameter in self._units[unit].values()
         )
-        rows = [[squared, loss, start_s]]
+        rows = [[squared, loss, start_s, float(stop)]]
         if dist.get_world_size() > 1:
             rows = _gather(rows[0], None)
             if timeline.clock.modelled:
@@ -91,6 +92,7 @@ class GradientSync:
         return Totals(
             loss=math.fsum(row[1] for row in rows),
             gradient_norm=math.sqrt(math.fsum(row[0] for row in rows)),
+            stop=any(row[3] for row in rows),
         )
 
     def clip(self, gradient_norm: float, clip_norm: float | None) -> None:

@@ -33,6 +33,7 @@ from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline
 from hetrun.runtime.evaluate import evaluate, held_out_batches
 from hetrun.runtime.groups import connect_neighbours, connect_sync, create_groups
 from hetrun.runtime.network import Stage
+from hetrun.runtime.state import State
 from hetrun.schedule import simulate_pipeline
 from hetrun.schedule.step import stage_times
 
@@ -64,6 +65,7 @@ class StepResult:
 
     event: StepEvent
     spans: tuple[Span, ...]
+    stop: bool = False  # some rank was asked to stop: all of them know it after the same step
 
 
 class Trainer:
@@ -105,7 +107,7 @@ class Trainer:
         )
         self._sync = connect_sync(plan, self.rank, groups, stage=self.stage)
 
-    def step(self, number: int) -> StepResult:
+    def step(self, number: int, *, stop_wanted: Callable[[], bool] = lambda: False) -> StepResult:
         """Run one optimizer step on rows [number * G, (number + 1) * G) of the stream."""
         train = self.plan.recipe.train
         batch_start = number * train.global_batch_rows
@@ -118,7 +120,7 @@ class Trainer:
         loss = self._engine.run(microbatches, timeline)
         computed_s = clock.now_s()
         self._sync.reduce(timeline)
-        totals = self._sync.totals(loss, timeline)
+        totals = self._sync.totals(loss, timeline, stop=stop_wanted())
         synced_s = clock.now_s()
         if not (math.isfinite(totals.loss) and math.isfinite(totals.gradient_norm)):
             raise JobError(
@@ -147,7 +149,7 @@ class Trainer:
             learning_rate=learning_rate,
             peak_memory_bytes=self._peak_memory_bytes(),
         )
-        return StepResult(event=event, spans=tuple(timeline.spans))
+        return StepResult(event=event, spans=tuple(timeline.spans), stop=totals.stop)
 
     def evaluate(self, number: int) -> EvaluationEvent:
         """Loss of the held-out rows after step `number`."""
@@ -166,6 +168,10 @@ class Trainer:
             num_tokens=self._stream.num_held_out * self._stream.seq_len,
             evaluation_s=seconds,
         )
+
+    def state(self) -> State:
+        """What a checkpoint has to hold of this rank."""
+        return State(self.stage, self._optimizer)
 
     def parameters_sha(self) -> str:
         """Hash over names and values of all parameters that this rank holds."""

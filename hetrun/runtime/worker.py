@@ -4,6 +4,8 @@ The only reader of `os.environ`. It loads the rank's own environment first and t
 libraries read their variables while they load. Exit code 0 = all steps done, 1 = failed, with an error event
 before it where the disk allows.
 
+SIGTERM or SIGINT with checkpoints in the recipe: the step is finished and saved, then the rank ends by that signal.
+
 Variables: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT come from torchrun; HETRUN_HOST from the env file.
 HETRUN_TEST_FAULT="raise|kill|exit|hang:RANK:STEP" makes one rank fail before one step, to test what follows.
 """
@@ -26,7 +28,7 @@ from hetrun.errors import ConfigError, HetrunError, StorageError
 from hetrun.model import Plan, RankPlan
 from hetrun.runtime.events import EventWriter, error_event
 from hetrun.runtime.job import data_cache, events_path, read_env, read_plan
-from hetrun.runtime.process import die_with_parent, leave
+from hetrun.runtime.process import Stop, die_with_parent, leave
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +187,9 @@ def _run(job_dir: Path, last_words: LastWords) -> None:
     if planned.visible_env is not None and planned.visible_id is not None:
         os.environ[planned.visible_env] = planned.visible_id
     fault = fault_hook(place.fault, rank)
+    stop = Stop()
+    if plan.recipe.checkpoint is not None:
+        stop.watch()
 
     def before_step(step: int) -> None:
         last_words.step = step
@@ -193,14 +198,20 @@ def _run(job_dir: Path, last_words: LastWords) -> None:
     from hetrun.runtime import loop  # torch comes only now, with the environment complete
 
     store = loop.meet(plan)
-    loop.run(
+    is_done = loop.run(
         plan,
         planned,
         store=store,
         cache_dir=data_cache(job_dir),
-        write=last_words.events.write,
-        before_step=before_step,
+        hooks=loop.Hooks(
+            write=last_words.events.write,
+            before_step=before_step,
+            stop_wanted=stop.is_wanted,
+        ),
     )
+    if not is_done:
+        last_words.events.close()
+        stop.end()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from hetrun.model import EvaluationEvent, Plan, StepEvent
-from hetrun.runtime.loop import join, train
+from hetrun.runtime.loop import Hooks, join, train
 from hetrun.runtime.trainer import Trainer
 from tests.dist.jobs import kinds, read_events, run_torchrun, write_job
 from tests.dist.plans import Pipeline, make_plan, with_train
@@ -42,7 +42,7 @@ def _losses(
     stream = open_test_stream(plan, is_ragged=False)
     events: list[object] = []
     trainer = Trainer(plan, rank, stream=stream, device=torch.device("cpu"))
-    train(trainer, events.append, before_step=lambda step: None)
+    train(trainer, Hooks(write=events.append))
     held_out = [event for event in events if isinstance(event, EvaluationEvent)]
     assert all(event.num_tokens == HELD_OUT * stream.seq_len for event in held_out)
     steps = [event.loss for event in events if isinstance(event, StepEvent)]

@@ -1,0 +1,360 @@
+"""Files of one checkpoint's folder: safetensors shards and index.json. When they are written is left to `checkpoint.py`.
+
+A safetensors file is the length of a header (8 bytes, little-endian), the header (JSON: name -> dtype, shape, place)
+and the raw values. Nothing here runs what a file says: no pickle, sizes are checked before they are believed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from hetrun.errors import ConfigError, StorageError
+from hetrun.model import CheckpointIndex
+from hetrun.runtime.job import decode, read_json
+
+INDEX = "index.json"
+FORMAT_VERSION = 1
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SLICES = "hetrun.slices"  # in the header's own metadata
+_SHARD = re.compile(r"rank-\d{4,9}\.safetensors")
+_FOLDER = re.compile(r"step-(\d{1,10})")
+_MAX_HEADER = 1 << 28
+
+
+class BadCheckpointError(ConfigError):
+    """A file of a checkpoint is not what its format says, or does not fit the recipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Which part of a tensor a piece is: [start, end) of `size` along `dim`."""
+
+    dim: int
+    start: int
+    end: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Where the values of a tensor, or of a slice of it, lie."""
+
+    path: Path
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of what lies there
+    offset: int  # in the file
+    slice: Slice | None  # None: all of the tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """Values, in host memory.
+
+        Raises:
+            StorageError: the file is gone or shorter than it says.
+        """
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        view = memory_of(tensor)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                done = 0
+                while done < len(view):
+                    count = file.readinto(view[done:])
+                    if not count:
+                        raise StorageError(f"{self.path}: ends inside {self.name}")
+                    done += count
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path}: {error.strerror}") from error
+        return tensor
+
+
+def shard_name(rank: int) -> str:
+    """File of one rank."""
+    return f"rank-{rank:04d}.safetensors"
+
+
+def folder_name(step: int) -> str:
+    """Folder of the checkpoint after so many steps."""
+    return f"step-{step}"
+
+
+def step_folders(folder: Path) -> dict[int, Path]:
+    """Steps of the folders that hold an index; empty where there is no such folder.
+
+    Raises:
+        StorageError: the folder cannot be read.
+    """
+    return {step: path for step, path in _numbered(folder) if (path / INDEX).is_file()}
+
+
+def remove_folder(path: Path) -> None:
+    """Take a checkpoint away, its index first: what is left of it at any moment does not count.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    (path / INDEX).unlink(missing_ok=True)
+    if path.is_dir():
+        for item in path.iterdir():
+            item.unlink(missing_ok=True)
+        path.rmdir()
+
+
+def remove_others(folder: Path, keep: Iterable[int]) -> None:
+    """Take away all checkpoints but these.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    kept = set(keep)
+    for step, path in _numbered(folder):
+        if step not in kept:
+            remove_folder(path)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Take away what saves of an earlier run left that did not come to their end.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for path in folder.glob("step-*.tmp"):
+        remove_folder(path)
+
+
+def write_shard(path: Path, tensors: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> int:
+    """Write tensors of host memory to a safetensors file and to the disk; return its size.
+
+    `slices` names those that are a part of a tensor.
+
+    Raises:
+        OSError: no space, no permission.
+    """
+    header: dict[str, Any] = {}
+    if slices:
+        parts = {name: [s.dim, s.start, s.end, s.size] for name, s in sorted(slices.items())}
+        header["__metadata__"] = {_SLICES: json.dumps(parts)}
+    start = 0
+    for name, tensor in sorted(tensors.items()):
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        _write(file, memoryview(len(text).to_bytes(8, "little") + text))
+        for _name, tensor in sorted(tensors.items()):
+            _write(file, memory_of(tensor))
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def read_shard(path: Path) -> list[Piece]:
+    """Read what a safetensors file says it holds.
+
+    Raises:
+        BadCheckpointError: the header is wrong.
+        StorageError: the file cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(_MAX_HEADER, size - 8):
+                raise BadCheckpointError(f"{path}: a header of {length} bytes in a file of {size}")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpointError(f"{path}: the header is not JSON: {error}") from error
+    try:
+        return _pieces(path, header, base=8 + length, size=size)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadCheckpointError(
+            f"{path}: the header is wrong: {type(error).__name__} {error}"
+        ) from error
+
+
+def write_index(folder: Path, index: CheckpointIndex) -> None:
+    """Write index.json; everything else must be on the disk already.
+
+    Raises:
+        OSError: no space, no permission.
+    """
+    with (folder / INDEX).open("w", encoding="utf-8") as file:
+        json.dump(asdict(index), file, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def read_index(folder: Path) -> CheckpointIndex:
+    """Read index.json and compare the files with it.
+
+    Raises:
+        BadCheckpointError: another format, a damaged index, a file that is missing or has another size.
+        StorageError: it cannot be read.
+    """
+    path = folder / INDEX
+    data = read_json(path)
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if version != FORMAT_VERSION:
+        raise BadCheckpointError(
+            f"{path}: format_version {version!r}, this hetrun reads {FORMAT_VERSION}"
+        )
+    index = decode(CheckpointIndex, data, where=str(path))
+    for name, size in index.files.items():
+        if not _SHARD.fullmatch(name):
+            raise BadCheckpointError(f"{path}: file {name!r}, need rank-NNNN.safetensors")
+        shard = folder / name
+        found = shard.stat().st_size if shard.is_file() else None
+        if found != size:
+            raise BadCheckpointError(f"{shard}: {found or 'no'} bytes, its index says {size}")
+    return index
+
+
+def read_pieces(folder: Path, index: CheckpointIndex) -> dict[str, list[Piece]]:
+    """Pieces of every tensor in a checkpoint's folder, by name.
+
+    Raises:
+        BadCheckpointError: a header is wrong.
+        StorageError: a file cannot be read.
+    """
+    pieces: dict[str, list[Piece]] = {}
+    for name in index.files:
+        for piece in read_shard(folder / name):
+            pieces.setdefault(piece.name, []).append(piece)
+    return pieces
+
+
+def is_covered(slices: Iterable[Slice | None]) -> bool:
+    """Whether these parts make up a whole tensor."""
+    known = list(slices)
+    if None in known:
+        return True
+    reached = 0
+    size = None
+    for part in sorted((s for s in known if s is not None), key=lambda s: s.start):
+        if part.start > reached:
+            return False
+        reached, size = max(reached, part.end), part.size
+    return size is not None and reached >= size
+
+
+def assemble(pieces: Iterable[Piece]) -> Tensor:
+    """Whole tensor from pieces that make it up."""
+    known = list(pieces)
+    for piece in known:
+        if piece.slice is None:
+            return piece.read()
+    first = known[0]
+    if first.slice is None or not is_covered(piece.slice for piece in known):
+        raise BadCheckpointError(f"{first.path}: parts of {first.name} are missing")
+    shape = list(first.shape)
+    shape[first.slice.dim] = first.slice.size
+    whole = torch.empty(shape, dtype=first.dtype)
+    for piece in known:
+        part = piece.slice
+        if part is None or part.dim != first.slice.dim:
+            raise BadCheckpointError(f"{piece.path}: {piece.name} is cut in two ways")
+        whole.narrow(part.dim, part.start, part.end - part.start).copy_(piece.read())
+    return whole
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in host memory; torch has no way for it without numpy."""
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError("need a contiguous tensor in host memory")
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(file: BinaryIO, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += file.write(data[done : done + (64 << 20)])
+
+
+def _pieces(path: Path, header: Any, *, base: int, size: int) -> list[Piece]:
+    """Check each entry against the size of the file."""
+    metadata = header.pop("__metadata__", {})
+    slices = {
+        name: Slice(*(int(number) for number in numbers))
+        for name, numbers in json.loads(metadata.get(_SLICES, "{}")).items()
+    }
+    found = []
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        shape = tuple(int(length) for length in entry["shape"])
+        piece = Piece(
+            path=path,
+            name=name,
+            dtype=DTYPES[entry["dtype"]],
+            shape=shape,
+            offset=base + start,
+            slice=slices.get(name),
+        )
+        if any(length < 0 for length in shape) or not 0 <= start <= end <= size - base:
+            raise ValueError(f"{name}: {shape} at {start} to {end} of {size - base} bytes")
+        if piece.num_bytes != end - start:
+            raise ValueError(f"{name}: {shape} takes {piece.num_bytes} bytes, not {end - start}")
+        _check_slice(name, shape, piece.slice)
+        found.append(piece)
+    return found
+
+
+def _check_slice(name: str, shape: tuple[int, ...], part: Slice | None) -> None:
+    if part is None:
+        return
+    if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= part.size:
+        raise ValueError(f"{name}: {part} of {shape}")
+    if shape[part.dim] != part.end - part.start:
+        raise ValueError(f"{name}: {part} is not {shape}")
+
+
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    try:
+        names = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    except OSError as error:
+        raise StorageError(f"cannot read {folder}: {error.strerror}") from error
+    return [(int(m.group(1)), path) for path in names if (m := _FOLDER.fullmatch(path.name))]
