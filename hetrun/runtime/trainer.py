@@ -229,7 +229,7 @@ def find_stage(plan: Plan, rank: RankPlan) -> tuple[ReplicaPlan, StagePlan]:
     """Replica and stage of a rank.
 
     Raises:
-        ConfigError: the plan puts the rank elsewhere, several ranks on one stage, or asks for recomputation.
+        ConfigError: the plan puts the rank elsewhere, or several ranks on one stage.
     """
     replica = plan.split.replicas[rank.replica]
     stage = replica.stages[rank.stage]
@@ -238,11 +238,6 @@ def find_stage(plan: Plan, rank: RankPlan) -> tuple[ReplicaPlan, StagePlan]:
             f"plan: stage {rank.stage} of replica {rank.replica} has ranks {list(stage.ranks)},"
             f" need rank {rank.rank} alone",
             hint="write it again: hetrun plan",
-        )
-    if stage.recompute:
-        raise ConfigError(
-            f"plan: stage {rank.stage} of replica {rank.replica} recomputes, which the runtime cannot do yet",
-            hint="set plan.recompute: false in the recipe, and write it again: hetrun plan",
         )
     return replica, stage
 

@@ -49,6 +49,19 @@ def test_any_split_trains_like_one_process(
     assert difference < TOLERANCE
 
 
+def test_stages_that_recompute_train_like_one_process(tmp_path: Path) -> None:
+    plan = make_plan(BOTH, model=TIED)
+    replicas = [
+        replace(r, stages=(replace(r.stages[0], recompute=True), *r.stages[1:]))
+        for r in plan.split.replicas
+    ]
+    plan = replace(plan, split=replace(plan.split, replicas=tuple(replicas)))
+    reference = train_reference(plan, is_ragged=True)
+    answers = train_all(plan, tmp_path, is_ragged=True)
+    assert max(reference.gradient_norms) > 0.5  # clipping was at work
+    assert largest_difference(answers, reference) < TOLERANCE
+
+
 def by_rows(share: MicrobatchShare) -> float:
     """Wrong: the mean of each microbatch, weighted by its rows."""
     return share.rows / share.batch_rows / share.valid_tokens

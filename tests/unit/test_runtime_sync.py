@@ -98,12 +98,3 @@ def test_stage_of_several_ranks_is_refused() -> None:
     plan = replace(plan, split=replace(plan.split, replicas=(wide,)))
     with pytest.raises(ConfigError, match=r"has ranks \[0, 1\], need rank 0 alone"):
         find_stage(plan, plan.split.ranks[0])
-
-
-def test_stage_that_recomputes_is_refused() -> None:
-    plan = make_plan(PIPELINES[2:])
-    (replica,) = plan.split.replicas
-    again = replace(replica, stages=tuple(replace(s, recompute=True) for s in replica.stages))
-    plan = replace(plan, split=replace(plan.split, replicas=(again,)))
-    with pytest.raises(ConfigError, match="recomputes, which the runtime cannot do yet"):
-        find_stage(plan, plan.split.ranks[0])
