@@ -58,7 +58,7 @@ class Candidate:
     @property
     def step_s(self) -> float:
         """Simulated seconds of a step."""
-        return self.layout.cost.step_s
+        return self.layout.step_s
 
 
 def narrow_windows(shape: Shape) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def even_split(problem: Problem) -> tuple[Layout | None, str]:
                 short += 1
                 continue
             layout = lay_out(problem, drafts, [[(seat,) for seat in stages] for stages in seats])
-            if best is None or layout.cost.step_s < best.cost.step_s * (1 - 1e-9):
+            if best is None or layout.step_s < best.step_s * (1 - 1e-9):
                 best = layout
     if best is not None:
         return best, ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import groupby, product
 from typing import Any
@@ -22,7 +23,7 @@ from hetrun.planner.kinds import UNKNOWN_MODEL, Seat
 from hetrun.planner.memory import stage_bytes
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape, pieces, stage_load
-from hetrun.schedule import held_layers, step_cost
+from hetrun.schedule import held_layers, step_cost, step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +56,19 @@ class Draft:
 Places = Sequence[Sequence[tuple[Seat, ...]]]  # devices per replica and stage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Replicas on devices, with their simulated cost."""
+    """Replicas on devices, with the simulated seconds of a step."""
 
+    problem: Problem = field(repr=False)
     ranks: tuple[RankPlan, ...]
     replicas: tuple[ReplicaPlan, ...]
-    cost: Cost
+    step_s: float
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The seconds in parts; few layouts are asked for them."""
+        return step_cost(self.ranks, self.replicas, **_world(self.problem))
 
 
 def lay_out(problem: Problem, drafts: Sequence[Draft], seats: Places | None = None) -> Layout:
@@ -103,15 +110,18 @@ def lay_out(problem: Problem, drafts: Sequence[Draft], seats: Places | None = No
             )
         )
         first_row += replicas[-1].num_rows
-    cost = step_cost(
-        ranks,
-        replicas,
-        links=problem.links,
-        model=problem.model,
-        dtype=problem.dtype,
-        known=problem.known_ends,
-    )
-    return Layout(ranks=tuple(ranks), replicas=tuple(replicas), cost=cost)
+    step_s = step_seconds(ranks, replicas, **_world(problem))
+    return Layout(problem=problem, ranks=tuple(ranks), replicas=tuple(replicas), step_s=step_s)
+
+
+def _world(problem: Problem) -> dict[str, Any]:
+    """Return what a step is simulated with, as keywords."""
+    return {
+        "links": problem.links,
+        "model": problem.model,
+        "dtype": problem.dtype,
+        "known": problem.known_ends,
+    }
 
 
 def place(problem: Problem, drafts: Sequence[Draft]) -> Places:

@@ -24,7 +24,14 @@ from hetrun.schedule.replica import (
     simulate_replica,
     work_of,
 )
-from hetrun.schedule.step import StepRun, lane_ranks, simulate_step, stage_times, step_cost
+from hetrun.schedule.step import (
+    StepRun,
+    lane_ranks,
+    simulate_step,
+    stage_times,
+    step_cost,
+    step_seconds,
+)
 from hetrun.schedule.sync import Bucket, all_reduce_s, find_link, gradient_buckets, link_between
 
 __all__ = [
@@ -58,6 +65,7 @@ __all__ = [
     "stage_times",
     "steady_cycle_s",
     "step_cost",
+    "step_seconds",
     "upper_bound_s",
     "work_of",
 ]

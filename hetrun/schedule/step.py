@@ -102,8 +102,37 @@ def step_cost(
     known: KnownEnds | None = None,
 ) -> Cost:
     """Return the cost that `simulate_step` finds, without its record; pipelines in `known` are not played again."""
-    record = _Record([0.0] * len(ranks), None)
     known = {} if known is None else known
+    ends, synced_s, step_s = _played(
+        ranks, replicas, links=links, model=model, dtype=dtype, known=known
+    )
+    return _cost(replicas, ends, synced_s=synced_s, step_s=step_s, known=known)
+
+
+def step_seconds(
+    ranks: Sequence[RankPlan],
+    replicas: Sequence[ReplicaPlan],
+    *,
+    links: Sequence[Link],
+    model: ModelSpec,
+    dtype: Dtype,
+    known: KnownEnds,
+) -> float:
+    """Return the seconds that `step_cost` finds, without their parts: half as many pipelines to play."""
+    return _played(ranks, replicas, links=links, model=model, dtype=dtype, known=known)[2]
+
+
+def _played(
+    ranks: Sequence[RankPlan],
+    replicas: Sequence[ReplicaPlan],
+    *,
+    links: Sequence[Link],
+    model: ModelSpec,
+    dtype: Dtype,
+    known: KnownEnds,
+) -> tuple[list[float], float, float]:
+    """Return when each replica's pipeline, the sync of all and the step end."""
+    record = _Record([0.0] * len(ranks), None)
     ends: list[float] = []
     for replica in replicas:
         stage_ends = known_ends(replica, known)
@@ -113,8 +142,7 @@ def step_cost(
                 for rank in members:
                     record.clocks[rank] = end_s
     synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
-    step_s = _optimize(record, replicas)
-    return _cost(replicas, ends, synced_s=synced_s, step_s=step_s, known=known)
+    return ends, synced_s, _optimize(record, replicas)
 
 
 def lane_ranks(stage: StagePlan) -> tuple[tuple[int, ...], ...]:

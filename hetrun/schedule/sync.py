@@ -40,11 +40,12 @@ def gradient_buckets(
     """
     known = {rank.rank for rank in split_ranks}
     holders = _holders(replicas)
+    held = list(holders)
     members: dict[tuple[int, ...], list[str]] = {}
     tp_of: dict[tuple[int, ...], int] = {}
     owners_of: dict[tuple[int, ...], tuple[int, ...]] = {}  # by places in holders
     for unit in _units_backward(model):
-        places = _owners(unit, list(holders), model)
+        places = _owners(unit, held, model)
         if places not in owners_of:
             owners_of[places] = tuple(sorted(_ranks_at(holders, places)))
         owners = owners_of[places]
@@ -52,7 +53,7 @@ def gradient_buckets(
             raise ValueError(f"{unit} is held by ranks {list(owners)}, some of which are unknown")
         if len(owners) > 1:
             members.setdefault(owners, []).append(unit)
-            tp_of[owners] = min(list(holders)[at][4] for at in places)
+            tp_of[owners] = min(held[at][4] for at in places)
     return tuple(
         Bucket(
             units=tuple(units),
