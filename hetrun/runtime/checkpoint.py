@@ -148,7 +148,7 @@ class Checkpoints:
         try:
             if tensors:
                 part.mkdir(parents=True, exist_ok=True)
-                size = files.write_shard(part / files.shard_name(self._rank), tensors, {})
+                size = files.write_shard(part / files.shard_name(self._rank), tensors)
         except OSError as error:
             failure = _words(part, error)
         said = self._exchange.all_say([size, failure])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import torch
@@ -65,7 +67,7 @@ class Piece:
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
         """Values, in host memory.
@@ -143,18 +145,23 @@ def remove_unfinished(folder: Path) -> None:
         remove_folder(path)
 
 
-def write_shard(path: Path, tensors: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> int:
-    """Write tensors of host memory to a safetensors file and to the disk; return its size.
+def metadata_of(slices: Mapping[str, Slice]) -> dict[str, str]:
+    """Say in a header which of its entries are parts of a tensor."""
+    parts = {name: [s.dim, s.start, s.end, s.size] for name, s in sorted(slices.items())}
+    return {_SLICES: json.dumps(parts)} if parts else {}
 
-    `slices` names those that are a part of a tensor.
+
+def write_shard(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
+) -> int:
+    """Write tensors of host memory to a safetensors file and to the disk; return its size.
 
     Raises:
         OSError: no space, no permission.
     """
     header: dict[str, Any] = {}
-    if slices:
-        parts = {name: [s.dim, s.start, s.end, s.size] for name, s in sorted(slices.items())}
-        header["__metadata__"] = {_SLICES: json.dumps(parts)}
+    if metadata:
+        header["__metadata__"] = dict(metadata)
     start = 0
     for name, tensor in sorted(tensors.items()):
         end = start + tensor.numel() * tensor.element_size()
@@ -319,13 +326,13 @@ def _pieces(path: Path, header: Any, *, base: int, size: int) -> list[Piece]:
     """Check each entry against the size of the file."""
     metadata = header.pop("__metadata__", {})
     slices = {
-        name: Slice(*(int(number) for number in numbers))
+        name: Slice(*_whole_numbers(numbers))
         for name, numbers in json.loads(metadata.get(_SLICES, "{}")).items()
     }
     found = []
     for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        shape = tuple(int(length) for length in entry["shape"])
+        start, end = _whole_numbers(entry["data_offsets"])
+        shape = _whole_numbers(entry["shape"])
         piece = Piece(
             path=path,
             name=name,
@@ -334,13 +341,19 @@ def _pieces(path: Path, header: Any, *, base: int, size: int) -> list[Piece]:
             offset=base + start,
             slice=slices.get(name),
         )
-        if any(length < 0 for length in shape) or not 0 <= start <= end <= size - base:
+        if not start <= end <= size - base or math.prod(length or 1 for length in shape) > 1 << 60:
             raise ValueError(f"{name}: {shape} at {start} to {end} of {size - base} bytes")
         if piece.num_bytes != end - start:
             raise ValueError(f"{name}: {shape} takes {piece.num_bytes} bytes, not {end - start}")
         _check_slice(name, shape, piece.slice)
         found.append(piece)
     return found
+
+
+def _whole_numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(n) is int and n >= 0 for n in values):
+        raise ValueError(f"{str(values)[:80]}: need whole numbers of at least 0")
+    return tuple(values)
 
 
 def _check_slice(name: str, shape: tuple[int, ...], part: Slice | None) -> None:
