@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,16 +93,19 @@ def relaxed_deadline(
         return None
     kept = columns.some(fitting)
     known: dict[float, Relaxed] = {}
+    basis: tuple[int, ...] = ()
 
     def reach(deadline_s: float) -> float:
-        known[deadline_s] = relax(kept.done_by(deadline_s), kept.need, have)
+        nonlocal basis
+        known[deadline_s] = relax(kept.done_by(deadline_s), kept.need, have, start=basis)
+        basis = known[deadline_s].basis
         return known[deadline_s].ceiling * (1 + 1e-12)
 
     start_s = float((kept.fill_s + kept.cycle_s).min())
     low, high = earliest(reach, batch_rows, start_s=start_s, precision=precision)
     best = known[high]
     counts = {int(fitting[j]): x for j, x in best.counts.items()}
-    relaxed = Relaxed(counts=counts, value=best.value, ceiling=best.ceiling, prices=best.prices)
+    relaxed = replace(best, counts=counts)
     return Deadline(bound_s=low, reached_s=high, relaxed=relaxed)
 
 
