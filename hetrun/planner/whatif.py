@@ -2,7 +2,8 @@
 
 Grammar, one change per text, several texts together:
 
-    plus COUNT of NAME               more devices of a vendor or device model, on hosts like those it has
+    plus COUNT of NAME               more devices of a vendor or device model, on hosts like those it has; links that only
+                                     they need are as declared, else assumed
     without host HOST                a host taken away
     without NAME                     all devices of a vendor or device model taken away
     without COUNT of NAME            so many of them, from the last hosts on
@@ -15,6 +16,7 @@ vendors), `inside islands` (between hosts of a vendor) or `inside hosts`.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +36,8 @@ from hetrun.model import (
     Source,
 )
 from hetrun.planner.words import shape_words
+
+log = logging.getLogger(__name__)
 
 _HINT = (
     'such as "plus 4 of VENDOR", "without host NAME", "without 2 of VENDOR", "10 Gb/s across",'
@@ -120,7 +124,8 @@ def figures_of(plan: Plan) -> PlanFigures:
 
 def _change(facts: Facts, profile: Profile, text: str) -> tuple[Facts, Profile]:
     if match := _PLUS.fullmatch(text):
-        return _plus(facts, int(match[1]), match[2]), profile
+        more = _plus(facts, int(match[1]), match[2])
+        return more, replace(profile, links=_with_new_links(more, profile.links))
     if match := _WITHOUT_SOME.fullmatch(text):
         return _without(facts, match[2], count=int(match[1])), profile
     if match := _WITHOUT_HOST.fullmatch(text):
@@ -157,6 +162,31 @@ def _plus(facts: Facts, count: int, name: str) -> Facts:
             added.append(_imagined(template, host_name, devices[:count]))
             count -= len(devices)
     return replace(facts, hosts=(*facts.hosts, *added))
+
+
+def _with_new_links(facts: Facts, links: Sequence[Link]) -> tuple[Link, ...]:
+    """Return the links with those that only the added hosts need.
+
+    They are as the inventory declares them, else as the slowest that the vendor's hosts have to others: they leave by
+    the same interface. That is assumed, and said.
+    """
+    known = (*links, *(link for link in facts.links if link not in links))
+    for vendor in sorted({device.vendor for host in facts.hosts for device in host.devices}):
+        hosts = [host for host in facts.hosts if any(d.vendor == vendor for d in host.devices)]
+        kind = LinkKind.INSIDE_ISLAND
+        named = [link for link in known if link.kind is kind and _joins(link, vendor)]
+        others = [link for link in known if link.kind is LinkKind.ACROSS and _joins(link, vendor)]
+        if len(hosts) < 2 or named or not others:
+            continue
+        like = min(others, key=lambda link: link.bytes_per_s)
+        log.warning("what if: between hosts of %s as between vendors, assumed", vendor)
+        new = replace(like, kind=kind, a=vendor, b=vendor, source=Source.ASSUMED)
+        known = (*known, new)
+    return known
+
+
+def _joins(link: Link, vendor: str) -> bool:
+    return vendor in (link.a or vendor, link.b or vendor)
 
 
 def _imagined(template: HostFacts, name: str, devices: Sequence[Device]) -> HostFacts:

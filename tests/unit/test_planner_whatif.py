@@ -140,3 +140,26 @@ def test_comparison_is_of_both_plans() -> None:
     assert found.speedup == pytest.approx(before.split.cost.step_s / after.split.cost.step_s)
     assert found.speedup > 1
     assert found.after.verdict == after.verdict
+
+
+def test_a_second_host_of_a_vendor_gets_the_link_that_the_inventory_declares() -> None:
+    lab = Lab(chips=[Chips(vendor="x", num_devices=2), Chips(vendor="y", num_devices=2)])
+    declared = next(link for link in lab.links if link.kind is LinkKind.INSIDE_ISLAND)
+    measured = tuple(link for link in lab.links if link is not declared)
+    facts = replace(lab.facts, links=(declared,))
+    profile = replace(lab.profile, links=measured)
+    after, figures = change(facts, profile, ["plus 2 of x"])
+    assert figures.links == (*measured, declared)
+    assert plan(after, figures, lab.recipe, targets={}).split.cost.step_s > 0
+
+
+def test_a_second_host_of_a_vendor_is_assumed_to_be_as_far_as_other_vendors() -> None:
+    lab = Lab(chips=[Chips(vendor="x", num_devices=2), Chips(vendor="y", num_devices=2)])
+    across = next(link for link in lab.links if link.kind is LinkKind.ACROSS)
+    measured = tuple(link for link in lab.links if link.kind is not LinkKind.INSIDE_ISLAND)
+    facts, profile = replace(lab.facts, links=()), replace(lab.profile, links=measured)
+    _, figures = change(facts, profile, ["plus 2 of x"])
+    (new,) = figures.links[len(measured) :]
+    assert (new.kind, new.a, new.b) == (LinkKind.INSIDE_ISLAND, "x", "x")
+    assert (new.bytes_per_s, new.latency_s) == (across.bytes_per_s, across.latency_s)
+    assert new.source is Source.ASSUMED
