@@ -199,6 +199,8 @@ def headline(report: RunReport) -> str:
 def ending(report: RunReport) -> str:
     """Return one sentence on how the run ended."""
     steps = f"{report.steps} of {count(report.planned_steps, 'step')}"
+    if report.first_step:
+        steps += f", from the checkpoint of step {report.first_step} on"
     if report.status == DONE:
         return f"The run is done: {steps}."
     return f"This run is not complete: {report.status} after {steps}."

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetrun.runtime.boundary import PeerLostError
+from hetrun.runtime.checkpoint_files import memory_of
 
 _TIMEOUT = timedelta(minutes=30)  # for the slowest disk; a lost peer is noticed by training
 _CHUNK_BYTES = 256 << 20
@@ -48,7 +49,7 @@ class Exchange:
                 hint="look at the log of the rank that failed first",
             ) from error
         return [
-            json.loads(bytes(row[: int(size.item())].tolist()))
+            json.loads(bytes(memory_of(row[: int(size.item())])))
             for row, size in zip(rows, sizes, strict=True)
         ]
 

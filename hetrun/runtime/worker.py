@@ -188,11 +188,11 @@ def _run(job_dir: Path, last_words: LastWords) -> None:
         os.environ[planned.visible_env] = planned.visible_id
     fault = fault_hook(place.fault, rank)
     stop = Stop()
-    if plan.recipe.checkpoint is not None:
-        stop.watch()
 
     def before_step(step: int) -> None:
         last_words.step = step
+        if plan.recipe.checkpoint is not None:
+            stop.watch()  # not before: a rank that still waits for others ends at once
         fault(step)
 
     from hetrun.runtime import loop  # torch comes only now, with the environment complete

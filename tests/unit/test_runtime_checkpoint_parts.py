@@ -1,0 +1,103 @@
+"""Every unit is saved once in each directory, and what the loss of a host would take is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hetrun.arch import BYTES_PER_ELEMENT
+from hetrun.model import CheckpointSpec, ModelSpec, Plan
+from hetrun.runtime.checkpoint import domain_of, lost_with
+from hetrun.runtime.checkpoint_files import BadCheckpointError
+from hetrun.runtime.state import State, held_units
+from hetrun.schedule.sync import gradient_buckets
+from tests.dist.plans import MODEL, Pipeline, make_plan
+from tests.dist.saving import on_hosts
+from tests.unit.checkpoint_lab import whole_stage
+
+TIED = replace(MODEL, tied_embeddings=True)
+THREE = (Pipeline((5, 3), 1, 2), Pipeline((8,), 1, 2), Pipeline((2, 3, 3), 1, 2))
+UNITS = {"embedding", "head", *(f"layer.{layer}" for layer in range(8))}
+LOCAL = CheckpointSpec(dir="/checkpoints", every_steps=1)
+SHARED = replace(LOCAL, shared=True)
+
+
+def plan_of(pipelines: tuple[Pipeline, ...], hosts: str, model: ModelSpec = MODEL) -> Plan:
+    return on_hosts(make_plan(pipelines, model=model), list(hosts))
+
+
+@pytest.mark.parametrize("model", [MODEL, TIED], ids=["plain", "tied"])
+def test_units_are_held_as_gradients_are_shared(model: ModelSpec) -> None:
+    plan = plan_of(THREE, "aabccc", model)
+    held = held_units(plan)
+    train = plan.recipe.train
+    buckets = gradient_buckets(
+        plan.split.ranks, plan.split.replicas, model, BYTES_PER_ELEMENT[train.dtype]
+    )
+    assert buckets
+    for bucket in buckets:
+        for unit in bucket.units:
+            assert {rank for rank, units in enumerate(held) if unit in units} == set(bucket.ranks)
+
+
+@pytest.mark.parametrize("spec", [LOCAL, SHARED], ids=["local", "shared"])
+@pytest.mark.parametrize("hosts", ["aaaaaa", "aabccc", "abcdef", "bababa"])
+def test_every_unit_is_saved_once_in_each_directory(spec: CheckpointSpec, hosts: str) -> None:
+    plan = plan_of(THREE, hosts)
+    held = held_units(plan)
+    for rank in range(6):
+        domain = domain_of(plan, spec, rank)
+        assert rank in domain.ranks
+        assert set(domain.ranks) == (
+            set(range(6)) if spec.shared else {r for r in range(6) if hosts[r] == hosts[rank]}
+        )
+        saved = [unit for member in domain.ranks for unit in domain.units[member]]
+        assert len(saved) == len(set(saved))
+        assert set(saved) == set().union(*(held[member] for member in domain.ranks))
+
+
+def test_what_only_one_host_has_is_named() -> None:
+    assert lost_with(plan_of(THREE, "abcdef"), LOCAL) == {}
+    assert lost_with(plan_of(THREE[:1], "aa"), LOCAL) == {}  # one host: nothing could be elsewhere
+    lost = lost_with(plan_of(THREE[:1], "ab"), LOCAL)
+    assert set(lost) == {"a", "b"}
+    assert {unit for units in lost.values() for unit in units} == UNITS
+    assert lost["b"] == ["head", "layer.5", "layer.6", "layer.7"]
+    assert lost_with(plan_of(THREE[:1], "ab"), SHARED) == {}
+
+
+def test_moments_go_where_their_parameter_is() -> None:
+    stage = whole_stage()
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=0.1)
+    state = State(stage, optimizer)
+    assert len(state.shapes) == 4 * len(list(stage.parameters()))
+    generator = torch.Generator().manual_seed(1)
+    values = {
+        name: torch.empty(shape, dtype=dtype).uniform_(1, 2, generator=generator)
+        for name, (shape, dtype) in state.shapes.items()
+    }
+    for name, value in values.items():
+        state.put(name, value)
+    copies = state.copy(frozenset(["embedding", "head", "layer.0", "layer.1", "layer.2"]))
+    assert set(copies) == set(values)
+    for name, value in values.items():
+        assert torch.equal(copies[name], value)
+    assert set(state.copy(frozenset(["layer.1"]))) == {n for n in values if "layer.1." in n}
+    wrong = torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(BadCheckpointError, match=r"head\.norm\.weight: the checkpoint has \(3,\)"):
+        state.put("head.norm.weight", wrong)
+
+
+def test_copies_do_not_change_with_the_next_step() -> None:
+    stage = whole_stage()
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=0.1)
+    stage(torch.arange(24).reshape(1, 24)).sum().backward()
+    optimizer.step()
+    copies = State(stage, optimizer).copy(frozenset(["layer.1"]))
+    before = {name: value.clone() for name, value in copies.items()}
+    optimizer.step()
+    assert all(torch.equal(copies[name], before[name]) for name in before)
+    name = "layer.1.q.weight"
+    assert not torch.equal(copies[name], dict(stage.named_parameters())[name])
