@@ -165,6 +165,7 @@ class KillInside:
     victim: int
     function: str
     nth: int
+    after_s: float = 0.0
 
     def __call__(self, rank: int) -> None:
         if rank != self.victim:
@@ -175,6 +176,7 @@ class KillInside:
         def dying(*args: object) -> object:
             calls[0] += 1
             if calls[0] == self.nth:
+                time.sleep(self.after_s)
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args)
 
@@ -205,6 +207,24 @@ def test_death_inside_a_save_loses_at_most_that_save(
     assert min(losses(resumed)) == resumes_at
     assert merged(resumed) == merged(whole)
     assert sorted(path.name for path in folder.iterdir()) == ["step-12", "step-9"]
+
+
+def test_what_only_one_of_two_hosts_finished_is_passed_over(tmp_path: Path) -> None:
+    disks = tmp_path / "disks"
+    plan = with_train(make_plan(CUT, steps=STEPS), clip_norm=None)
+    whole = save_all(plan, tmp_path)
+    saving = on_hosts(with_checkpoints(plan, LOCAL), ["a", "b"])
+    with pytest.raises(RankFailedError):
+        save_all(saving, tmp_path, disks=disks, fault=KillInside(1, "write_index", 2, after_s=0.5))
+    assert saved_steps(disks / "a" / "checkpoints") == [3, 6]  # it renamed before the other died
+    assert saved_steps(disks / "b" / "checkpoints") == [3]
+    resumed = save_all(saving, tmp_path, disks=disks)
+    assert min(losses(resumed)) == 3
+    assert merged(resumed) == merged(whole)
+    warnings = [event.message for event in resumed[0].of("warning")]
+    assert "the checkpoint of step 6 lacks head.norm.weight" in warnings[0]
+    for host in "ab":
+        assert saved_steps(disks / host / "checkpoints") == [9, 12]
 
 
 @dataclass(frozen=True)
