@@ -24,11 +24,11 @@ from hetrun.report.words import (
     format_seconds,
     format_share,
     headline,
-    lanes_of,
     layers_of,
     numbers_of,
     shape_of,
     some,
+    way_of,
     window_of,
 )
 
@@ -172,7 +172,7 @@ def _stage_table(split: Split) -> Table:
                 cell(index),
                 cell(
                     f"{len(ranks)} x {ranks[0].vendor} {ranks[0].model} on {some(hosts, 3)}"
-                    + lanes_of(stage.lanes)
+                    + way_of(stage)
                 ),
                 cell(f"{replica.layer_shares[index]:.4g}"),
                 cell(which),
@@ -189,6 +189,7 @@ def _likeness(replica: ReplicaPlan, split: Split) -> object:
         (
             len(stage.ranks),
             stage.lanes,
+            stage.recompute,
             split.ranks[stage.ranks[0]].vendor,
             split.ranks[stage.ranks[0]].model,
             stage.num_layers,

@@ -16,11 +16,11 @@ from hetrun.report.words import (
     format_percent,
     format_rate,
     format_seconds,
-    lanes_of,
     layers_of,
     numbers_of,
     shape_of,
     some,
+    way_of,
     window_of,
 )
 from hetrun.schedule import simulate_step
@@ -170,6 +170,7 @@ def _likeness(plan: Plan, replica: ReplicaPlan) -> object:
             s.num_layers,
             len(s.ranks),
             s.lanes,
+            s.recompute,
         )
         for s in replica.stages
     )
@@ -203,14 +204,14 @@ def _stage_box(
         stage.first_layer, stage.num_layers, embedding=stage.has_embedding, head=stage.has_head
     )
     title = (
-        f"{rank.vendor} {rank.model}: {which}{lanes_of(stage.lanes)}; {format_seconds(stage.forward_s)} forward,"
+        f"{rank.vendor} {rank.model}: {which}{way_of(stage)}; {format_seconds(stage.forward_s)} forward,"
         f" {format_seconds(stage.backward_s)} backward per microbatch; {format_bytes(stage.memory_bytes)}"
     )
     middle = f"{100 * (at + width / 2):.2f}%"
     words: list[Html] = []
     if width > 0.09:
         layers = "1 layer" if share == 1 else f"{share:.4g} layers"
-        layers += lanes_of(stage.lanes)
+        layers += way_of(stage)
         words = [
             el("text", rank.vendor, x=middle, y=20, text_anchor="middle", class_="n nf"),
             el("text", layers, x=middle, y=35, text_anchor="middle", class_="n nf"),
@@ -339,7 +340,7 @@ def _memory(plan: Plan, colours: dict[str, int]) -> Html:
     for number, replica in enumerate(plan.split.replicas):
         for index, stage in enumerate(replica.stages):
             rank = plan.split.ranks[stage.ranks[0]]
-            parts = (stage.num_layers, stage.lanes, stage.memory_bytes)
+            parts = (stage.num_layers, way_of(stage), stage.memory_bytes)
             key = (rank.vendor, rank.model, index, *parts)
             if key in seen or len(rows) >= MOST_RANKS:
                 continue
@@ -364,7 +365,7 @@ def _memory_row(rank: RankPlan, stage: StagePlan, name: str, colours: dict[str, 
         "tr",
         el("td", name),
         el("td", device),
-        el("td", which + lanes_of(stage.lanes)),
+        el("td", which + way_of(stage)),
         *[el("td", number, class_="r") for number in numbers],
     )
 

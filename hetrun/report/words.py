@@ -8,7 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from hetrun.model import GIB, MIB, Efficiency, Quantity, ReplicaPlan, RunReport, Share, Source
+from hetrun.model import (
+    GIB,
+    MIB,
+    Efficiency,
+    Quantity,
+    ReplicaPlan,
+    RunReport,
+    Share,
+    Source,
+    StagePlan,
+)
 
 NOT_KNOWN = "n/a"
 DONE = "done"  # status of a run that did all its steps
@@ -129,9 +139,12 @@ def shape_of(replicas: Sequence[ReplicaPlan]) -> str:
     return f"{count(len(replicas), 'replica')} x {deep} {stages}"
 
 
-def lanes_of(lanes: int) -> str:
-    """Return ", 3 lanes" where a stage has several, to stand after its devices or layers."""
-    return f", {lanes} lanes" if lanes > 1 else ""
+def way_of(stage: StagePlan) -> str:
+    """Return how a stage uses its devices, such as ", tp 2, 3 lanes, recomputing", to stand after these or its layers."""
+    tp = len(stage.ranks) // stage.lanes
+    parts = [f"tp {tp}"] * (tp > 1) + [f"{stage.lanes} lanes"] * (stage.lanes > 1)
+    parts += ["recomputing"] * stage.recompute
+    return "".join(f", {part}" for part in parts)
 
 
 def layers_of(first_layer: int, num_layers: int, *, embedding: bool, head: bool) -> str:

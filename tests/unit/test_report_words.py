@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetrun.model import GIB, MIB, Quantity, Source
 from hetrun.report import words
+from tests.unit.report_factory import make_plan
 
 
 @pytest.mark.parametrize(
@@ -79,3 +82,20 @@ def test_long_lists_are_cut_and_runs_of_numbers_are_ranges() -> None:
 def test_a_stage_without_layers_says_what_it_holds() -> None:
     assert words.layers_of(0, 0, embedding=True, head=False) == "embedding"
     assert words.layers_of(7, 5, embedding=False, head=True) == "7-11, head"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "lanes", "recompute", "text"),
+    [
+        (1, 1, False, ""),
+        (2, 1, False, ", tp 2"),
+        (3, 3, False, ", 3 lanes"),
+        (4, 2, True, ", tp 2, 2 lanes, recomputing"),
+    ],
+)
+def test_a_stage_says_how_it_uses_its_devices(
+    ranks: int, lanes: int, recompute: bool, text: str
+) -> None:
+    stage = make_plan().split.replicas[0].stages[0]
+    used = replace(stage, ranks=tuple(range(ranks)), lanes=lanes, recompute=recompute)
+    assert words.way_of(used) == text
