@@ -46,6 +46,7 @@ _NUM_POLISHED_FEW = 32  # a little at first
 _POLISH_BUDGET_FEW = (40, 200)  # at first, and for the best of these
 _MOST_ORDERS = 24
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
+_LANES_SLOWER = 4  # an event of lanes takes so many times as long
 _MANY = 24  # devices; with more of them shapes are handled as arrays
 _NUM_SCALED = 8  # combinations of many devices that the simulator ranks
 _RANKS_BUDGET = 500  # ranks laid out in one search of many devices, after the first combination
@@ -232,9 +233,13 @@ def _leaders(
 
 
 def _events(groups: Groups) -> int:
-    """Return about how many events a simulation plays; rounds that only repeat are skipped."""
-    stages = [(g.shape.num_stages, g.counts[0]) for g in groups]
-    return sum(2 * size * min(count, 6 * size) for size, count in stages)
+    """Return about how many events a simulation plays; rounds that only repeat are skipped where no lanes take turns."""
+    events = 0
+    for group in groups:
+        size, count = group.shape.num_stages, group.counts[0]
+        plain = max(group.shape.lanes) == 1
+        events += 2 * size * (min(count, 6 * size) if plain else _LANES_SLOWER * count)
+    return events
 
 
 def _outline(candidate: Candidate) -> tuple[object, ...]:
