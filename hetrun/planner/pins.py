@@ -27,7 +27,7 @@ from hetrun.planner.estimate import Combo, quickest
 from hetrun.planner.kinds import Kind
 from hetrun.planner.orders import offers, refined
 from hetrun.planner.problem import Problem
-from hetrun.planner.search import Outcome, search
+from hetrun.planner.search import Outcome, lanes_that_help, search
 from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.variety import enumerate_shapes
 
@@ -53,7 +53,14 @@ def choose(problem: Problem, pins: Pins | None) -> Chosen:
     Raises:
         NoPlanError: nothing fits; names the pin that rules out the rest.
     """
-    free = search(problem)
+    try:
+        free = search(problem)
+    except NoPlanError as error:
+        lanes = lanes_that_help(problem)
+        if not lanes:
+            raise
+        hint = f"allow plan.lanes: {list(lanes)}, or {error.hint}"
+        raise NoPlanError(error.message, hint=hint) from error
     if pins is None or pins == Pins():
         return Chosen(outcome=free, free=free)
     _check_names(problem, pins)

@@ -171,6 +171,16 @@ class Problem:
         """Return the same problem with one lane for every stage."""
         return replace(self, kinds=tuple(kind for kind in self.kinds if kind.lanes == 1))
 
+    def with_lanes(self, choices: Sequence[int]) -> Problem:
+        """Return the same problem with other numbers of lanes to choose from."""
+        kinds = (
+            replace(kind, lanes=lanes)
+            for kind in self.without_lanes().kinds
+            for lanes in choices
+            if kind.tp * lanes <= len(kind.seats)
+        )
+        return replace(self, kinds=tuple(kinds))
+
     def with_batch(self, batch_rows: int) -> Problem:
         """Return the same problem with another global batch."""
         choices = tuple(rows for rows in self.row_choices if rows <= batch_rows)

@@ -46,6 +46,7 @@ _NUM_POLISHED_FEW = 32  # a little at first
 _POLISH_BUDGET_FEW = (40, 200)  # at first, and for the best of these
 _MOST_ORDERS = 24
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
+_LANES = (1, 2, 4)  # to advise
 _LANES_SLOWER = 4  # an event of lanes takes so many times as long
 _MANY = 24  # devices; with more of them shapes are handled as arrays
 _NUM_SCALED = 8  # combinations of many devices that the simulator ranks
@@ -269,6 +270,20 @@ def _check_batch(problem: Problem) -> None:
             f" {list(problem.row_choices)} rows",
             hint="add a divisor of train.global_batch_rows to train.microbatch_rows",
         )
+
+
+def lanes_that_help(problem: Problem) -> tuple[int, ...]:
+    """Return lanes with which some pipeline fits where none does without: first stages then hold fewer microbatches."""
+    if problem.takes_turns or _any_fits(problem):
+        return ()
+    return _LANES if _any_fits(problem.with_lanes(_LANES)) else ()
+
+
+def _any_fits(problem: Problem) -> bool:
+    maker = ShapeMaker(problem)
+    if is_large(problem):
+        return len(many_shapes(maker)) > 0
+    return bool(enumerate_shapes(maker, quick=True))
 
 
 def shortage(maker: ShapeMaker) -> NoPlanError:

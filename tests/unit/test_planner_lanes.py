@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrun.errors import NoPlanError
 from hetrun.model import MIB, LinkKind, Order, PlanLimits, Split, StagePlan
 from hetrun.planner import plan
 from hetrun.planner.batch import many_windows
@@ -155,6 +156,20 @@ def test_eight_copies_before_two_of_four_devices_each() -> None:
     assert (first.lanes, len(first.ranks), second.lanes, len(second.ranks)) == (8, 8, 2, 8)
     for lane in (second.ranks[:4], second.ranks[4:]):
         assert len({split.ranks[rank].host for rank in lane}) == 1
+
+
+def test_lanes_are_the_knob_where_first_stages_hold_too_many_microbatches() -> None:
+    chips = [Chips(vendor="x", num_devices=5, memory=0.6974 * MIB, per_host=8)]
+    lab = Lab(chips=chips, model=small_model(3), batch=16, rows=(1,), seq_len=64)
+    with pytest.raises(NoPlanError) as caught:
+        lab.plan()
+    assert (caught.value.hint or "").startswith("allow plan.lanes: [1, 2, 4], or ")
+    helped = replace(lab, limits=PlanLimits(lanes=(1, 2, 4))).plan()
+    assert routed(helped.split)
+    tiny = replace(lab, chips=[replace(chips[0], memory=0.1 * MIB)])
+    with pytest.raises(NoPlanError) as caught:
+        tiny.plan()
+    assert "lanes" not in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("lanes", [(), (2,), (1, 1), (1, 0)])

@@ -43,6 +43,12 @@ def test_large_plan_is_whole_fits_and_keeps_a_bound_that_says_what_it_covers(lar
     assert large.even_split is None or large.split.cost.step_s < large.even_split.cost.step_s
 
 
+def test_a_vendor_that_cannot_hold_the_model_is_no_obstacle_among_many_devices() -> None:
+    chips = [replace(LARGE.chips[0], memory=0.3 * MIB), replace(LARGE.chips[1], memory=None)]
+    found = replace(LARGE, chips=chips, model=small_model(4), batch=32, rows=(1,)).plan()
+    assert found.split.cost.step_s >= found.bound_s
+
+
 def test_order_of_many_hosts_changes_nothing(large: Plan) -> None:
     facts = replace(LARGE.facts, hosts=LARGE.facts.hosts[::-1])
     other = plan(facts, LARGE.profile, LARGE.recipe, targets={})
