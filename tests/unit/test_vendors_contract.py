@@ -39,7 +39,13 @@ def fresh_vendors() -> Iterator[None]:
 
 def test_names_are_unique_and_those_of_their_files() -> None:
     folder = Path(hetrun.vendors.__file__).parent
-    files = {path.stem for path in folder.glob("[a-z]*.py")} - {"pci", "rdma", "doc", "topology", "ports"}
+    files = {path.stem for path in folder.glob("[a-z]*.py")} - {
+        "pci",
+        "rdma",
+        "doc",
+        "topology",
+        "ports",
+    }
     assert set(NAMES) == files
     assert len({vendor.title for vendor in VENDORS}) == len(VENDORS)
 
