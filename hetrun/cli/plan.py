@@ -14,6 +14,7 @@ from hetrun import planner, store
 from hetrun import recipe as recipes
 from hetrun.cli import render
 from hetrun.cli.options import FactsFile, Json, ProfileFile, RecipeFile
+from hetrun.cli.streams import no_stdout
 from hetrun.errors import ConfigError
 from hetrun.model import Facts, Plan, Profile, Recipe
 from hetrun.planner.explain import explain as explain_plan
@@ -106,7 +107,8 @@ def _wanted(recipe: Path, pin: Path | None, max_shapes: int | None) -> Recipe:
 def _choose(found: Facts, measured: Profile, wanted: Recipe) -> Plan:
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     targets = planner.torch_targets(found)
-    return planner.plan(found, measured, wanted, targets=targets, created=created)
+    with no_stdout():
+        return planner.plan(found, measured, wanted, targets=targets, created=created)
 
 
 def _save(chosen: Plan, out: Path, measured: Profile | None, *, as_json: bool) -> None:

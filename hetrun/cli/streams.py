@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn, TextIO, cast
 
 from hetrun.errors import ExitCode, StorageError
@@ -80,6 +83,19 @@ def write_data(text: str) -> None:
         raise StorageError(
             f"stdout: cannot be written: {error.strerror}", hint="what it holds was saved before"
         ) from error
+
+
+@contextmanager
+def no_stdout() -> Iterator[None]:
+    """Drop what libraries below Python write to stdout, which is for data."""
+    kept = os.dup(1)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def fill_standard_descriptors() -> None:

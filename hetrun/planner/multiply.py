@@ -7,13 +7,9 @@ replica per group of devices.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import floor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetrun.planner.relax import Relaxed, earliest, relax
@@ -30,7 +26,9 @@ _BOUND_PRECISION = 1e-6
 _PRECISION = 1e-4
 _STEPS = (0.0, 1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.4, 0.8)
 _MILP_STEPS = (3e-4, 2e-3)  # of those above; each solution takes a tenth of a second and more
-_MILP_OPTIONS = {  # bounded by nodes, so that the answer is the same everywhere
+# Bounded by nodes, so that the answer is the same everywhere. HiGHS of scipy 1.17 announces solutions of a presolved
+# problem on stdout whatever disp says; the command line keeps that from its data.
+_MILP_OPTIONS = {
     "disp": False,
     "node_limit": 400,
     "mip_rel_gap": 1e-4,
@@ -234,24 +232,6 @@ def _rounded(columns: Columns, value: Floats, capacity: Sequence[int]) -> Counts
         counts = {j: count for j, count in counts.items() if count}
 
 
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keep HiGHS of scipy 1.17 from stdout, which is for data: solutions of a presolved problem it announces there, whatever disp says."""
-    sys.stdout.flush()
-    try:
-        kept = os.dup(1)
-    except OSError:  # no stdout at all
-        yield
-        return
-    try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 def _integer(columns: Columns, value: Floats, capacity: Sequence[int]) -> Counts:
     """Solve the integer programme over the shapes that lose least at the relaxed prices; bounded by nodes, not by time."""
     import numpy as np
@@ -265,14 +245,13 @@ def _integer(columns: Columns, value: Floats, capacity: Sequence[int]) -> Counts
     chosen = chosen[np.isfinite(loss[chosen])]
     if not len(chosen):
         return {}
-    with _silent():
-        found = milp(
-            -value[chosen],
-            constraints=LinearConstraint(columns.need[:, chosen], -np.inf, have),
-            integrality=np.ones(len(chosen)),
-            bounds=Bounds(0, np.inf),
-            options=_MILP_OPTIONS,
-        )
+    found = milp(
+        -value[chosen],
+        constraints=LinearConstraint(columns.need[:, chosen], -np.inf, have),
+        integrality=np.ones(len(chosen)),
+        bounds=Bounds(0, np.inf),
+        options=_MILP_OPTIONS,
+    )
     if found.x is None:
         return {}
     whole = np.floor(found.x + 1e-6).astype(int)

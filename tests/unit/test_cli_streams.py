@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hetrun.cli import render
+from hetrun.cli.streams import no_stdout
 from hetrun.errors import StorageError
 from tests.unit import report_factory
 
@@ -129,3 +131,11 @@ def _running(word: str) -> list[str]:
                 if line.startswith(f"/bin/sh {word}"):
                     found.append(line)
     return found
+
+
+def test_what_libraries_write_below_python_is_no_data(capfd: pytest.CaptureFixture[str]) -> None:
+    os.write(1, b"before ")
+    with no_stdout():
+        os.write(1, b"announced by a solver")
+    os.write(1, b"after")
+    assert capfd.readouterr().out == "before after"
