@@ -223,6 +223,7 @@ def test_what_only_one_of_two_hosts_finished_is_passed_over(tmp_path: Path) -> N
     assert merged(resumed) == merged(whole)
     warnings = [event.message for event in resumed[0].of("warning")]
     assert "the checkpoint of step 6 lacks head.norm.weight" in warnings[0]
+    assert [event.step for event in resumed[0].of("checkpoint")] == [6, 9, 12]
     for host in "ab":
         assert saved_steps(disks / host / "checkpoints") == [9, 12]
 
