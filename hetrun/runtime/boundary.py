@@ -78,10 +78,14 @@ class Sender:
         while self._pending and self._pending[0][0] <= up_to:
             self._finish_one()
 
+    def keep(self, count: int) -> None:
+        """Wait until at most `count` messages are under way."""
+        while len(self._pending) > count:
+            self._finish_one()
+
     def finish(self) -> None:
         """Wait for all messages; at the end of a step only."""
-        while self._pending:
-            self._finish_one()
+        self.keep(0)
 
     def _finish_one(self) -> None:
         microbatch, work, _message = self._pending.popleft()

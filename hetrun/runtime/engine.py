@@ -1,34 +1,81 @@
-"""Runs one rank's static list of forwards and backwards for one step. The list comes from `schedule/`.
+"""Runs the static list of actions of one lane of a stage for one step. The list comes from `schedule/`.
 
-Sends never block: they are waited for at the end of the step. What gradients become is left to `sync.py`.
+Microbatch i passes lane i % lanes of every stage, and on each the layers that its cuts leave there. Sends never
+block: they are waited for at the end of the step. What gradients become is left to `sync.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from hetrun.model import Span, StagePlan
+from hetrun.model import RankPlan, ReplicaPlan, Span, StagePlan
 from hetrun.runtime.boundary import RECEIVE_AHEAD, Receiver, Sender
 from hetrun.runtime.data import Rows
+from hetrun.runtime.deferred import DeferredWeights, Product, accumulate_all
 from hetrun.runtime.emulate import Clock
 from hetrun.runtime.network import Stage, summed_loss
 from hetrun.schedule.pipeline import ActionKind, TimedAction
+from hetrun.schedule.replica import ReplicaRun, layers_of, work_of
+
+_Way = TypeVar("_Way")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one lane computes of one microbatch."""
+
+    layers: range  # numbers in the model
+    forward_s: float
+    backward_s: float  # all of the backward, unless the weights' part is put off
+    weights_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One lane of a stage: its actions in order, and its part of each microbatch that comes its way."""
+
+    plan: StagePlan
+    actions: tuple[TimedAction, ...]
+    parts: Mapping[int, Part]  # by microbatch
+
+    def order(self, kind: ActionKind) -> list[int]:
+        """Microbatches in the order of one kind of action."""
+        return [action.microbatch for action in self.actions if action.kind is kind]
+
+
+def lane_of(run: ReplicaRun, replica: ReplicaPlan, rank: RankPlan) -> Lane:
+    """Return what a rank has to do in a step of its replica."""
+    stage = replica.stages[rank.stage]
+    number = stage.ranks.index(rank.rank)
+    parts = {}
+    for microbatch in range(number, replica.num_microbatches, stage.lanes):
+        layers = layers_of(replica, rank.stage, microbatch)
+        parts[microbatch] = Part(layers, *work_of(stage, len(layers)))
+    return Lane(plan=stage, actions=run.lanes[rank.stage][number].actions, parts=parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """The four routes of a stage; None where there is no stage."""
+    """The routes to all lanes of the stages before and after, each by lane; empty where there is no stage."""
 
-    activations_in: Receiver | None = None
-    activations_out: Sender | None = None
-    gradients_in: Receiver | None = None
-    gradients_out: Sender | None = None
-    window_before: int = 0  # of the previous stage: tells which gradients it must have by now
+    activations_in: tuple[Receiver, ...] = ()
+    activations_out: tuple[Sender, ...] = ()
+    gradients_in: tuple[Receiver, ...] = ()
+    gradients_out: tuple[Sender, ...] = ()
+    gradients_had: Mapping[int, int] = field(
+        default_factory=dict
+    )  # by microbatch: the last whose gradient its sender took from here before it ran its forward
     send_before_s: float = 0.0  # of the link to the previous stage
+
+    @property
+    def senders(self) -> tuple[Sender, ...]:
+        """All that may have messages under way."""
+        return self.activations_out + self.gradients_out
 
 
 @dataclass(slots=True)
@@ -57,122 +104,124 @@ class Microbatch:
 
 
 class PipelineEngine:
-    """Executes the action list of one stage of one replica."""
+    """Executes the action list of one lane of one stage of one replica."""
 
     def __init__(
         self,
         stage: Stage,
-        plan: StagePlan,
+        lane: Lane,
         *,
-        actions: Sequence[TimedAction],
         neighbours: Neighbours,
         device: torch.device,
     ) -> None:
+        """Linear maps of `stage` put off the gradients of their weights from here on, if the lane has W at all."""
         self._stage = stage
-        self._plan = plan
-        self._actions = actions
+        self._lane = lane
         self._neighbours = neighbours
         self._device = device
+        splits = bool(lane.order(ActionKind.WEIGHTS))
+        self._deferred = DeferredWeights(stage) if splits else None
         self._held: dict[
             int, tuple[Tensor, Tensor]
-        ] = {}  # input and output of microbatches in flight
+        ] = {}  # input and output of microbatches between F and B
+        self._put_off: dict[int, list[Product]] = {}  # of microbatches between B and W
         self._loss = 0.0
 
-    def run(self, microbatches: Sequence[Microbatch], timeline: Timeline) -> float:
-        """Compute all gradients of this stage; return the summed, scaled loss (0 but on the last stage)."""
+    def run(self, microbatches: Mapping[int, Microbatch], timeline: Timeline) -> float:
+        """Compute all gradients of this lane; return the summed, scaled loss (0 but on the last stage).
+
+        `microbatches` are those of this lane, by number.
+        """
         self._loss = 0.0
-        self._start_receiving()
-        for action in self._actions:
-            microbatch = microbatches[action.microbatch]
+        _start(self._neighbours.activations_in, self._lane.order(ActionKind.FORWARD))
+        _start(self._neighbours.gradients_in, self._lane.order(ActionKind.BACKWARD))
+        for action in self._lane.actions:
             match action.kind:
                 case ActionKind.FORWARD:
-                    self._forward(action.microbatch, microbatch, timeline)
+                    self._forward(action.microbatch, microbatches[action.microbatch], timeline)
                 case ActionKind.BACKWARD:
                     self._backward(action.microbatch, timeline)
                 case ActionKind.WEIGHTS:
-                    raise ValueError("this engine does not put off the gradients of the weights")
-        for sender in (self._neighbours.activations_out, self._neighbours.gradients_out):
-            if sender is not None:
-                sender.finish()
+                    self._weights(action.microbatch, timeline)
+        self._finish_sending()
         return self._loss
 
-    def evaluate(self, microbatches: Sequence[Microbatch], timeline: Timeline) -> float:
-        """Forward the first microbatches of a step without gradients; return the summed, scaled loss as `run` does."""
+    def evaluate(self, microbatches: Mapping[int, Microbatch], timeline: Timeline) -> float:
+        """Forward some microbatches of a step without gradients; return the summed, scaled loss as `run` does.
+
+        All ranks of the replica must be given the same of its microbatches, each those of its lane.
+        """
         self._loss = 0.0
-        before, after = self._neighbours.activations_in, self._neighbours.activations_out
-        order = [
-            action.microbatch
-            for action in self._actions
-            if action.kind is ActionKind.FORWARD and action.microbatch < len(microbatches)
-        ]
-        if before is not None:
-            before.start_step(order)
+        order = [index for index in self._lane.order(ActionKind.FORWARD) if index in microbatches]
+        _start(self._neighbours.activations_in, order)
         self._stage.eval()
         with torch.no_grad():
             for index in order:
                 self._forward(index, microbatches[index], timeline)
                 del self._held[index]
-                if after is not None:
-                    after.release(
-                        index - RECEIVE_AHEAD
-                    )  # no gradient comes to tell that it arrived
+                if self._neighbours.activations_out:  # no gradient comes to tell what arrived
+                    _at(self._neighbours.activations_out, index).keep(RECEIVE_AHEAD)
         self._stage.train()
-        if after is not None:
-            after.finish()
+        self._finish_sending()
         return self._loss
 
-    def _start_receiving(self) -> None:
-        order = [a.microbatch for a in self._actions if a.kind is ActionKind.FORWARD]
-        if self._neighbours.activations_in is not None:
-            self._neighbours.activations_in.start_step(order)
-        if self._neighbours.gradients_in is not None:
-            order = [a.microbatch for a in self._actions if a.kind is ActionKind.BACKWARD]
-            self._neighbours.gradients_in.start_step(order)
+    def _finish_sending(self) -> None:
+        for sender in self._neighbours.senders:
+            sender.finish()
 
     def _forward(self, index: int, microbatch: Microbatch, timeline: Timeline) -> None:
         clock = timeline.clock
+        part = self._lane.parts[index]
         x = self._input(index, microbatch, clock)
         start_s = clock.now_s()
-        y = self._stage(x)
-        if self._plan.has_head:
+        y = self._stage(x, part.layers)
+        if self._lane.plan.has_head:
             y = self._scaled_loss(y, microbatch)
             self._loss += y.item()
         self._held[index] = (x, y)
-        clock.spend(self._plan.forward_s)
+        clock.spend(part.forward_s)
         timeline.close_span(ActionKind.FORWARD.value, index, start_s)
-        if self._neighbours.activations_out is not None:
-            when_s = clock.now_s() + self._plan.send_s
-            self._neighbours.activations_out.send(index, y, when_s=when_s)
+        if self._neighbours.activations_out:
+            when_s = clock.now_s() + self._lane.plan.send_s
+            _at(self._neighbours.activations_out, index).send(index, y, when_s=when_s)
 
     def _backward(self, index: int, timeline: Timeline) -> None:
         clock = timeline.clock
         neighbours = self._neighbours
         gradient = None
-        if neighbours.gradients_in is not None:
-            gradient, when_s = neighbours.gradients_in.receive(index)
+        if neighbours.gradients_in:
+            gradient, when_s = _at(neighbours.gradients_in, index).receive(index)
             clock.wait_until(when_s)
-            if neighbours.activations_out is not None:
-                neighbours.activations_out.release(index)
+            _at(neighbours.activations_out, index).release(index)
         start_s = clock.now_s()
         x, y = self._held.pop(index)
         y.backward(gradient)
-        clock.spend(self._plan.backward_s)
+        if self._deferred is not None:
+            self._put_off[index] = self._deferred.take()
+        clock.spend(self._lane.parts[index].backward_s)
         timeline.close_span(ActionKind.BACKWARD.value, index, start_s)
-        if neighbours.gradients_out is not None and x.grad is not None:
+        if neighbours.gradients_out and x.grad is not None:
             when_s = clock.now_s() + neighbours.send_before_s
-            neighbours.gradients_out.send(index, x.grad, when_s=when_s)
+            _at(neighbours.gradients_out, index).send(index, x.grad, when_s=when_s)
+
+    def _weights(self, index: int, timeline: Timeline) -> None:
+        clock = timeline.clock
+        start_s = clock.now_s()
+        accumulate_all(self._put_off.pop(index))
+        clock.spend(self._lane.parts[index].weights_s)
+        timeline.close_span(ActionKind.WEIGHTS.value, index, start_s)
 
     def _input(self, index: int, microbatch: Microbatch, clock: Clock) -> Tensor:
         """Tokens on the first stage, else the activation of the previous one once it is there."""
         neighbours = self._neighbours
-        if neighbours.activations_in is None:
+        if not neighbours.activations_in:
             if microbatch.rows is None:
                 raise ValueError(f"first stage got no rows for microbatch {index}")
             return microbatch.rows.inputs.to(self._device)
-        x, when_s = neighbours.activations_in.receive(index)
+        x, when_s = _at(neighbours.activations_in, index).receive(index)
         clock.wait_until(when_s)
-        if neighbours.gradients_out is not None:
-            neighbours.gradients_out.release(index - neighbours.window_before)
+        if index in neighbours.gradients_had:
+            _at(neighbours.gradients_out, index).release(neighbours.gradients_had[index])
         return x.requires_grad_()
 
     def _scaled_loss(self, logits_BTV: Tensor, microbatch: Microbatch) -> Tensor:
@@ -181,3 +230,14 @@ class PipelineEngine:
         targets_BT = microbatch.rows.targets.to(self._device)
         valid_BT = microbatch.rows.valid.to(self._device)
         return summed_loss(logits_BTV, targets_BT, valid_BT) * microbatch.scale
+
+
+def _start(receivers: Sequence[Receiver], order: Sequence[int]) -> None:
+    """Tell the receiver of each lane which of these microbatches come from there."""
+    for number, receiver in enumerate(receivers):
+        receiver.start_step([index for index in order if index % len(receivers) == number])
+
+
+def _at(routes: Sequence[_Way], microbatch: int) -> _Way:
+    """The route to the lane that a microbatch passes."""
+    return routes[microbatch % len(routes)]

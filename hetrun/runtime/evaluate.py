@@ -7,12 +7,12 @@ tokens under every plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
-from hetrun.model import ReplicaPlan, StagePlan, TrainSpec
+from hetrun.model import ReplicaPlan, TrainSpec
 from hetrun.runtime.data import TokenStream
 from hetrun.runtime.emulate import Clock
-from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline
+from hetrun.runtime.engine import Lane, Microbatch, PipelineEngine, Timeline
 from hetrun.runtime.sync import GradientSync
 
 
@@ -23,31 +23,31 @@ def is_due(train: TrainSpec, step: int) -> bool:
 
 
 def held_out_batches(
-    stream: TokenStream, replica: ReplicaPlan, stage: StagePlan, *, batch_rows: int
-) -> Iterator[list[Microbatch]]:
-    """A replica's microbatches of each batch of held-out rows; the last batch may have fewer of them, or none.
+    stream: TokenStream, replica: ReplicaPlan, lane: Lane, *, batch_rows: int
+) -> Iterator[dict[int, Microbatch]]:
+    """A lane's microbatches of each batch of held-out rows; the last batch may have fewer of them, or none.
 
     Stages between the first and the last need no rows.
     """
     num_rows = stream.num_held_out
     scale = 1.0 / (num_rows * stream.seq_len)
-    needs_rows = stage.has_embedding or stage.has_head
+    needs_rows = lane.plan.has_embedding or lane.plan.has_head
     for batch_start in range(0, num_rows, batch_rows):
-        starts = [
-            batch_start + replica.first_row + index * replica.microbatch_rows
-            for index in range(replica.num_microbatches)
-        ]
-        yield [
-            Microbatch(
+        starts = {
+            index: batch_start + replica.first_row + index * replica.microbatch_rows
+            for index in lane.parts
+        }
+        yield {
+            index: Microbatch(
                 stream.held_out(start, replica.microbatch_rows) if needs_rows else None, scale
             )
-            for start in starts
+            for index, start in starts.items()
             if start < num_rows
-        ]
+        }
 
 
 def evaluate(
-    batches: Iterator[Sequence[Microbatch]],
+    batches: Iterator[Mapping[int, Microbatch]],
     *,
     engine: PipelineEngine,
     sync: GradientSync,

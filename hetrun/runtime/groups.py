@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 
 from hetrun.arch import BYTES_PER_ELEMENT
-from hetrun.model import Plan, RankPlan
+from hetrun.model import Plan, RankPlan, StagePlan
 from hetrun.runtime.boundary import Receiver, Route, Sender
 from hetrun.runtime.device import TORCH_DTYPE
 from hetrun.runtime.engine import Neighbours
 from hetrun.runtime.network import Stage
 from hetrun.runtime.sync import BucketGroup, GradientSync, counted_units
+from hetrun.schedule.pipeline import ActionKind
+from hetrun.schedule.replica import ReplicaRun
 from hetrun.schedule.step import SCALAR_BYTES
 from hetrun.schedule.sync import Bucket, all_reduce_s, gradient_buckets
 
@@ -57,8 +59,8 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
     split = plan.split
     pipelines: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
     for number, replica in enumerate(split.replicas):
-        members = [stage.ranks[0] for stage in replica.stages]
-        if len(members) > 1:
+        members = [rank for stage in replica.stages for rank in stage.ranks]
+        if len(replica.stages) > 1:
             pipelines[number] = (_new_group(plan, members), _new_group(plan, members))
     all_buckets = gradient_buckets(
         split.ranks,
@@ -77,30 +79,30 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
 
 
 def connect_neighbours(
-    plan: Plan, rank: RankPlan, groups: Groups, *, device: torch.device
+    plan: Plan, rank: RankPlan, groups: Groups, *, run: ReplicaRun, device: torch.device
 ) -> Neighbours:
-    """Routes to the stages before and after: activations in one group, gradients in another."""
+    """Routes to all lanes of the stages before and after: activations in one group, gradients in another."""
     forward, backward = groups.forward, groups.backward
     if forward is None or backward is None:
         return Neighbours()
-    replica = plan.split.replicas[rank.replica]
-    members = [stage.ranks[0] for stage in replica.stages]
-    recipe = plan.recipe
-    shape = (replica.microbatch_rows, recipe.data.seq_len, recipe.model.hidden_size)
+    stages = plan.split.replicas[rank.replica].stages
+    before = stages[rank.stage - 1] if rank.stage else None
+    after = stages[rank.stage + 1] if rank.stage + 1 < len(stages) else None
 
-    def route(group: dist.ProcessGroup, stage: int, what: str) -> Route:
-        dtype = TORCH_DTYPE[recipe.train.dtype]
-        return Route(group, members[stage], what, shape, dtype, device)
+    def routes(group: dist.ProcessGroup, end: StagePlan | None, what: str) -> list[Route]:
+        return [
+            Route(group, peer, what, _shape(plan, rank), dtype, device)
+            for peer in (end.ranks if end else ())
+        ]
 
-    before, after = rank.stage - 1, rank.stage + 1
-    has_before, has_after = before >= 0, after < len(members)
+    dtype = TORCH_DTYPE[plan.recipe.train.dtype]
     return Neighbours(
-        activations_in=Receiver(route(forward, before, "activation")) if has_before else None,
-        activations_out=Sender(route(forward, after, "activation")) if has_after else None,
-        gradients_in=Receiver(route(backward, after, "gradient")) if has_after else None,
-        gradients_out=Sender(route(backward, before, "gradient")) if has_before else None,
-        window_before=replica.stages[before].window if has_before else 0,
-        send_before_s=replica.stages[before].send_s if has_before else 0.0,
+        activations_in=tuple(map(Receiver, routes(forward, before, "activation"))),
+        activations_out=tuple(map(Sender, routes(forward, after, "activation"))),
+        gradients_in=tuple(map(Receiver, routes(backward, after, "gradient"))),
+        gradients_out=tuple(map(Sender, routes(backward, before, "gradient"))),
+        gradients_had=_gradients_had(run, rank, stages[rank.stage]) if before else {},
+        send_before_s=before.send_s if before else 0.0,
     )
 
 
@@ -118,6 +120,32 @@ def connect_sync(plan: Plan, rank: RankPlan, groups: Groups, *, stage: Stage) ->
         counted=counted_units(units, groups.all_buckets, rank.rank),
         scalar_planned_s=all_reduce_s(SCALAR_BYTES, ranks, links),
     )
+
+
+def _shape(plan: Plan, rank: RankPlan) -> tuple[int, int, int]:
+    """Of what one microbatch of the rank's replica sends over a cut."""
+    rows = plan.split.replicas[rank.replica].microbatch_rows
+    return rows, plan.recipe.data.seq_len, plan.recipe.model.hidden_size
+
+
+def _gradients_had(run: ReplicaRun, rank: RankPlan, stage: StagePlan) -> dict[int, int]:
+    """Return for each microbatch of a rank the last whose gradient its sender had from the rank by that forward.
+
+    Those that had none by then are left out. A lane takes its microbatches in ascending order, so the last stands
+    for all before it.
+    """
+    number = stage.ranks.index(rank.rank)
+    had: dict[int, int] = {}
+    for sender in run.lanes[rank.stage - 1]:
+        last: int | None = None
+        for action in sender.actions:
+            if action.microbatch % stage.lanes != number:
+                continue
+            if action.kind is ActionKind.BACKWARD:
+                last = action.microbatch
+            elif action.kind is ActionKind.FORWARD and last is not None:
+                had[action.microbatch] = last
+    return had
 
 
 def _new_group(plan: Plan, ranks: Sequence[int]) -> dist.ProcessGroup:

@@ -29,13 +29,12 @@ from hetrun.model import (
 from hetrun.runtime.data import TokenStream
 from hetrun.runtime.device import TORCH_DTYPE, peak_memory_bytes, synchronize
 from hetrun.runtime.emulate import Clock, VirtualClock, WallClock, check_memory
-from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline
+from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline, lane_of
 from hetrun.runtime.evaluate import evaluate, held_out_batches
 from hetrun.runtime.groups import connect_neighbours, connect_sync, create_groups
 from hetrun.runtime.network import Stage
 from hetrun.runtime.state import State
-from hetrun.schedule import simulate_pipeline
-from hetrun.schedule.step import stage_times
+from hetrun.schedule.replica import simulate_replica
 
 LossScale = Callable[["MicrobatchShare"], float]
 
@@ -95,14 +94,13 @@ class Trainer:
         self._clock: Clock = (
             VirtualClock() if plan.emulated else WallClock(lambda: synchronize(device))
         )
-        times = [stage_times(stage) for stage in self.replica.stages]
-        run = simulate_pipeline(times, self.replica.num_microbatches)
+        run = simulate_replica(self.replica)
+        self._lane = lane_of(run, self.replica, self.rank)
         groups = create_groups(plan, self.rank)
         self._engine = PipelineEngine(
             self.stage,
-            self.stage_plan,
-            actions=run.actions[self.rank.stage],
-            neighbours=connect_neighbours(plan, self.rank, groups, device=device),
+            self._lane,
+            neighbours=connect_neighbours(plan, self.rank, groups, run=run, device=device),
             device=device,
         )
         self._sync = connect_sync(plan, self.rank, groups, stage=self.stage)
@@ -134,7 +132,7 @@ class Trainer:
         slowest_s = max(s.optimizer_s for r in self.plan.split.replicas for s in r.stages)
         clock.wait_until(synced_s + slowest_s)
         step_s = clock.now_s()
-        busy_s = timeline.seconds("F", "B", "optimizer")
+        busy_s = timeline.seconds("F", "B", "W", "optimizer")
         event = StepEvent(
             rank=self.rank.rank,
             step=number,
@@ -155,7 +153,7 @@ class Trainer:
         """Loss of the held-out rows after step `number`."""
         batch_rows = self.plan.recipe.train.global_batch_rows
         loss, seconds = evaluate(
-            held_out_batches(self._stream, self.replica, self.stage_plan, batch_rows=batch_rows),
+            held_out_batches(self._stream, self.replica, self._lane, batch_rows=batch_rows),
             engine=self._engine,
             sync=self._sync,
             clock=self._clock,
@@ -181,22 +179,22 @@ class Trainer:
             digest.update(_bytes(parameter))
         return digest.hexdigest()
 
-    def _microbatches(self, batch_start: int, num_tokens: int) -> list[Microbatch]:
-        """The replica's slice of the global batch; stages between the first and the last need no rows."""
+    def _microbatches(self, batch_start: int, num_tokens: int) -> dict[int, Microbatch]:
+        """The lane's part of the global batch, by number; stages between the first and the last need no rows."""
         replica, stage = self.replica, self.stage_plan
-        starts = [
-            batch_start + replica.first_row + index * replica.microbatch_rows
-            for index in range(replica.num_microbatches)
-        ]
         if not (stage.has_embedding or stage.has_head):
-            return [Microbatch(None, 0.0)] * len(starts)
-        return [
-            Microbatch(
+            return dict.fromkeys(self._lane.parts, Microbatch(None, 0.0))
+        starts = {
+            index: batch_start + replica.first_row + index * replica.microbatch_rows
+            for index in self._lane.parts
+        }
+        return {
+            index: Microbatch(
                 self._stream.rows(start, replica.microbatch_rows),
                 self._loss_scale(self._share(start, batch_start, num_tokens)),
             )
-            for start in starts
-        ]
+            for index, start in starts.items()
+        }
 
     def _share(self, start: int, batch_start: int, num_tokens: int) -> MicrobatchShare:
         replica, replicas = self.replica, self.plan.split.replicas
@@ -229,14 +227,14 @@ def find_stage(plan: Plan, rank: RankPlan) -> tuple[ReplicaPlan, StagePlan]:
     """Replica and stage of a rank.
 
     Raises:
-        ConfigError: the plan puts the rank elsewhere, or several ranks on one stage.
+        ConfigError: the plan puts the rank elsewhere, or several ranks on one lane.
     """
     replica = plan.split.replicas[rank.replica]
     stage = replica.stages[rank.stage]
-    if stage.ranks != (rank.rank,):
+    if rank.rank not in stage.ranks or len(stage.ranks) != stage.lanes:
         raise ConfigError(
-            f"plan: stage {rank.stage} of replica {rank.replica} has ranks {list(stage.ranks)},"
-            f" need rank {rank.rank} alone",
+            f"plan: stage {rank.stage} of replica {rank.replica} has ranks {list(stage.ranks)}"
+            f" for {stage.lanes} lanes, need one each, rank {rank.rank} among them",
             hint="write it again: hetrun plan",
         )
     return replica, stage

@@ -14,16 +14,18 @@ from hetrun.model import (
     Link,
     LinkKind,
     ModelSpec,
+    Order,
     Plan,
-    Share,
     RankPlan,
     Recipe,
     ReplicaPlan,
+    Share,
     Source,
     Split,
     StagePlan,
     TrainSpec,
 )
+from hetrun.schedule.lanes import lane_windows
 
 MODEL = ModelSpec(
     num_layers=8, hidden_size=16, num_heads=4, num_kv_heads=2, ffn_size=24, vocab_size=257
@@ -42,9 +44,13 @@ VENDORS = ("red", "green", "blue")
 class Pipeline:
     """Layers per stage, and the rows and number of microbatches of one replica."""
 
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # held, so with the layer of a real cut on both sides
     microbatch_rows: int
     num_microbatches: int
+    order: Order = Order.ONE_F_ONE_B
+    cuts: tuple[float, ...] = ()
+    lanes: tuple[int, ...] = ()  # none: one for each stage
+    more_window: int = 0  # than 1F1B needs
 
 
 def make_plan(
@@ -55,22 +61,26 @@ def make_plan(
     dtype: Dtype = Dtype.FP64,
     emulated: bool = True,
 ) -> Plan:
-    """A plan with one rank per stage; vendors change along the ranks."""
+    """A plan with one rank per lane; vendors change along the ranks."""
     ranks: list[RankPlan] = []
     replicas: list[ReplicaPlan] = []
     first_row = 0
     for number, pipeline in enumerate(pipelines):
         stages = []
         for index in range(len(pipeline.layers)):
-            rank = len(ranks)
-            stages.append(_stage(pipeline, index, rank))
-            ranks.append(_rank(rank, replica=number, stage=index, emulated=emulated))
+            lanes = pipeline.lanes[index] if pipeline.lanes else 1
+            members = range(len(ranks), len(ranks) + lanes)
+            stages.append(_stage(pipeline, index, tuple(members)))
+            for rank in members:
+                ranks.append(_rank(rank, replica=number, stage=index, emulated=emulated))
         replicas.append(
             ReplicaPlan(
                 first_row=first_row,
                 microbatch_rows=pipeline.microbatch_rows,
                 num_microbatches=pipeline.num_microbatches,
                 stages=tuple(stages),
+                order=pipeline.order,
+                cuts=pipeline.cuts,
             )
         )
         first_row += replicas[-1].num_rows
@@ -115,22 +125,35 @@ def with_train(plan: Plan, **changes: object) -> Plan:
     return replace(plan, recipe=replace(plan.recipe, train=train))
 
 
-def _stage(pipeline: Pipeline, index: int, rank: int) -> StagePlan:
+def _stage(pipeline: Pipeline, index: int, ranks: tuple[int, ...]) -> StagePlan:
     last = len(pipeline.layers) - 1
-    forward_s = 0.01 * pipeline.layers[index] * (1.0 + 0.13 * rank) + 0.003
+    layer_s = 0.01 * (1.0 + 0.13 * ranks[0])
+    forward_s = layer_s * pipeline.layers[index] + 0.003
+    splits = pipeline.order is Order.ZERO_BUBBLE
+    windows = lane_windows(pipeline.lanes or [1] * len(pipeline.layers))
+    window = windows[index] + pipeline.more_window
+    first_layer = sum(pipeline.layers[:index])
+    if pipeline.cuts:
+        first_layer = int(pipeline.cuts[index - 1]) if index else 0
     return StagePlan(
-        ranks=(rank,),
-        first_layer=sum(pipeline.layers[:index]),
+        ranks=ranks,
+        first_layer=first_layer,
         num_layers=pipeline.layers[index],
         has_embedding=index == 0,
         has_head=index == last,
-        window=len(pipeline.layers) - index,
+        window=window,
         forward_s=forward_s,
         backward_s=2.1 * forward_s,
-        send_s=0.0 if index == last else 0.0017 * (rank + 1),
-        optimizer_s=0.002 + 0.0003 * rank,
+        send_s=0.0 if index == last else 0.0017 * (ranks[0] + 1),
+        optimizer_s=0.002 + 0.0003 * ranks[0],
         memory_bytes=1000,
         memory_limit_bytes=2000,
+        lanes=len(ranks),
+        weights_s=0.93 * forward_s if splits else 0.0,
+        most_held=window + 1 if splits else None,
+        layer_forward_s=layer_s,
+        layer_backward_s=2.1 * layer_s,
+        layer_weights_s=0.93 * layer_s if splits else 0.0,
     )
 
 

@@ -91,10 +91,10 @@ def test_learning_rate_rises_in_equal_steps_then_stays() -> None:
     assert warmed_up(replace(train, warmup_steps=0), 0) == 0.4
 
 
-def test_stage_of_several_ranks_is_refused() -> None:
+def test_lane_of_several_ranks_is_refused() -> None:
     plan = make_plan(PIPELINES[2:])
     (replica,) = plan.split.replicas
     wide = replace(replica, stages=(replace(replica.stages[0], ranks=(0, 1)),))
     plan = replace(plan, split=replace(plan.split, replicas=(wide,)))
-    with pytest.raises(ConfigError, match=r"has ranks \[0, 1\], need rank 0 alone"):
+    with pytest.raises(ConfigError, match=r"has ranks \[0, 1\] for 1 lanes, need one each"):
         find_stage(plan, plan.split.ranks[0])
