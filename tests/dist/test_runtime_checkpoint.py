@@ -318,6 +318,20 @@ def test_recipe_of_another_run_is_refused(tmp_path: Path) -> None:
         save_all(with_checkpoints(plan, folder, resume="never"), tmp_path)
 
 
+def test_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    plan = make_plan(CUT, steps=9)
+    whole = save_all(with_checkpoints(plan, str(folder)), tmp_path)
+    shard = folder / "step-9" / "rank-0001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    resumed = save_all(with_checkpoints(plan, str(folder)), tmp_path)
+    assert sorted(losses(resumed)) == [6, 7, 8]
+    assert merged(resumed) == merged(whole)
+    (warning,) = resumed[0].of("warning")
+    assert "rank-0001.safetensors" in warning.message
+    assert warning.message.endswith("passed over")
+
+
 def test_named_folder_starts_a_new_directory(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     plan = make_plan(CUT, steps=9)
