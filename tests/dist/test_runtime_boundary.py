@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetrun.model import Plan
+from hetrun.model import Order, Plan
 from hetrun.runtime import boundary, groups
 from hetrun.runtime.boundary import Receiver, Route, Sender
 from hetrun.runtime.trainer import per_valid_token
@@ -43,6 +43,17 @@ def test_messages_in_flight_are_bounded_by_the_window_not_by_the_step(tmp_path: 
     assert most[0] <= windows[0]
     assert most[1] <= windows[0]  # gradients to the first stage, activations to the last
     assert most[2] <= windows[1]
+    assert min(most) >= 1
+
+
+def test_messages_in_flight_stay_bounded_with_lanes_and_zero_bubble(tmp_path: Path) -> None:
+    pipeline = Pipeline((3, 2, 3), 1, 48, order=Order.ZERO_BUBBLE, lanes=(2, 1, 3), more_window=1)
+    plan = make_plan((pipeline,), steps=1)
+    windows = [stage.window for stage in plan.split.replicas[0].stages]
+    most = run_ranks(_most_in_flight, 6, tmp_path, plan)  # of one route
+    assert max(most[:2]) <= windows[0]
+    assert most[2] <= max(windows[0], windows[1])
+    assert max(most[3:]) <= windows[1]
     assert min(most) >= 1
 
 
