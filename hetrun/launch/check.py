@@ -45,7 +45,6 @@ def check_plan(plan: Plan) -> None:
         )
         first_row += replica.num_rows
         _check_replica(number, replica, plan)
-        _check_order(number, replica)
     for spec in plan.hosts:
         _check_env(f"host {spec.name}: env", spec.env)
     _check_env(
@@ -69,18 +68,6 @@ def _check_replica(number: int, replica: ReplicaPlan, plan: Plan) -> None:
                 (said.replica, said.stage) == (number, index),
                 f"rank {rank}: says replica {said.replica}, stage {said.stage}, is held by {where}",
             )
-
-
-def _check_order(number: int, replica: ReplicaPlan) -> None:
-    """Refuse what hetrun's runtime cannot run yet."""
-    laned = any(stage.lanes > 1 for stage in replica.stages)
-    if replica.way != "1F1B" or laned:
-        what = "stages that take microbatches in turn" if laned else replica.way
-        knobs = "plan.lanes: [1]" if laned else "plan.orders: [1f1b] and plan.fractional: false"
-        raise ConfigError(
-            f"plan: replica {number} runs {what}, which the runtime cannot do yet",
-            hint=f"set {knobs} in the recipe, and write it again: hetrun plan",
-        )
 
 
 def _check_ranks(plan: Plan) -> None:
