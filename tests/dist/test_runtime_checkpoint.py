@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import pytest
 
-from hetrun.model import Plan
+from hetrun.model import Order, Plan
 from hetrun.runtime import checkpoint_files
 from tests.dist.jobs import free_port, read_events, start_worker, wait, write_job
 from tests.dist.plans import MODEL, Pipeline, make_plan, with_train
@@ -38,6 +38,8 @@ TIED = MODEL.__class__(
 CUT = (Pipeline((5, 3), 1, 4),)
 CUT_ELSEWHERE = (Pipeline((2, 3, 3), 1, 4),)
 TWO_REPLICAS = (Pipeline((8,), 1, 3), Pipeline((3, 5), 1, 1))
+REAL_CUT = (Pipeline((4, 5), 1, 4, order=Order.ZERO_BUBBLE, cuts=(3.4,), more_window=1),)
+LANES = (Pipeline((5, 3), 1, 4, lanes=(2, 1)),)
 LOCAL = "/proc/self/cwd/checkpoints"  # in the folder that each host of a test has to itself
 
 
@@ -72,7 +74,11 @@ def test_resumed_under_other_cuts_is_bit_identical(model: object, tmp_path: Path
     assert merged(resumed) == merged(whole)
 
 
-@pytest.mark.parametrize(("before", "after"), [(CUT, TWO_REPLICAS), (TWO_REPLICAS, CUT)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(CUT, TWO_REPLICAS), (TWO_REPLICAS, CUT), (REAL_CUT, LANES), (LANES, REAL_CUT)],
+    ids=["more replicas", "fewer", "from a real cut to lanes", "from lanes to a real cut"],
+)
 def test_resumed_with_other_replicas_is_equal(
     before: tuple[Pipeline, ...], after: tuple[Pipeline, ...], tmp_path: Path
 ) -> None:
