@@ -88,11 +88,13 @@ def _with_shapes(
             members = [ordered[use, rows] for use, _ in multiset]
             counts = [count for _, count in multiset]
             for shapes in _picked(members, variants):
-                combo = tuple((s, n) for s, n in zip(shapes, counts, strict=True) if s is not None)
+                picked = zip(shapes, counts, members, strict=True)
+                kept = [(s, n, others) for s, n, others in picked if s is not None]
+                combo = tuple((s, n) for s, n, _ in kept)
                 if combo:
                     yield combo
                 if variants > _VARIANTS:
-                    yield from _unlike(combo, members)
+                    yield from _unlike(combo, [others for _, _, others in kept])
 
 
 def _picked(
@@ -110,7 +112,7 @@ def _picked(
 
 def _unlike(combo: Combo, members: Sequence[Sequence[Shape]]) -> Iterator[Combo]:
     """Yield the combination with half of the replicas of one shape in another: in mirrored ones vendors hold like layers."""
-    for number, ((shape, count), shapes) in enumerate(zip(combo, members, strict=False)):
+    for number, ((shape, count), shapes) in enumerate(zip(combo, members, strict=True)):
         for other in shapes[:_MOST_VARIANTS] if count > 1 else ():
             if other is not shape:
                 halves = ((shape, count - count // 2), (other, count // 2))

@@ -14,6 +14,7 @@ from hetrun.model import MIB, Cost, PlanLimits
 from hetrun.planner import knapsack
 from hetrun.planner.apportion import Part, apportion, level_s
 from hetrun.planner.bound import Bound, gap_reason, ideal_rows_per_s, lower_bound
+from hetrun.planner.compose import combos
 from hetrun.planner.drafts import (
     groups_of,
     repaired,
@@ -313,3 +314,25 @@ def test_few_shapes_are_kept_to_and_their_price_is_said() -> None:
     assert price > 0
     assert f"At most 1 replica shape: {price:.2%} slower" in one.verdict
     assert "replica shape" not in free.verdict
+
+
+def test_no_combination_takes_more_devices_than_there_are() -> None:
+    """A vendor without room for two rows is left out of combinations of two; the others keep their own shapes."""
+    chips = [
+        Chips(vendor="x", num_devices=2, memory=0.6 * MIB),
+        Chips(vendor="y", num_devices=2, per_host=1),
+        Chips(vendor="z", num_devices=2, gflops=0.5, per_host=1),
+    ]
+    limits = PlanLimits(max_stages=1)
+    lab = Lab(
+        chips=chips,
+        model=small_model(1, 257),
+        batch=23,
+        rows=(1, 2),
+        seq_len=16,
+        limits=limits,
+    )
+    problem = read_problem(lab.facts, lab.profile, lab.recipe, targets={})
+    for combo in combos(problem, enumerate_shapes(ShapeMaker(problem)), 0.0):
+        used = [sum(n * shape.use[at] for shape, n in combo) for at in range(3)]
+        assert all(need <= have for need, have in zip(used, problem.capacity, strict=True))
