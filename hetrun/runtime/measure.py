@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from hetrun.errors import JobError
 from hetrun.model import ModelSpec, Quantity, RowTiming, Source, StagePlan
 from hetrun.runtime.bench import BenchDevice, BenchRequest, BenchResult, CheckResult
+from hetrun.runtime.deferred import DeferredWeights, accumulate_all
 from hetrun.runtime.device import TORCH_DTYPE, open_device, synchronize
 from hetrun.runtime.measure_shard import LayerShare
 from hetrun.runtime.network import Stage, summed_loss
@@ -55,12 +56,15 @@ class Bench:
     def timings(self, rows: int) -> Iterator[RowTiming]:
         """One layer at each tp, stored and recomputed; embedding and head whole, so measured once for all."""
         plain = self.timing(rows)
+        weights_s = plain.layer_weights_s
         for tp in self.request.tp:
             for recompute in (False, True)[: 1 + self.request.recompute]:
                 if (tp, recompute) == (1, False):
                     yield plain
                     continue
                 layer, peak_bytes = self._layer(rows, tp=tp, recompute=recompute)
+                if not recompute:
+                    weights_s = self._layer_weights_s(rows, layer, tp=tp)
                 yield replace(
                     plain,
                     tp=tp,
@@ -69,6 +73,7 @@ class Bench:
                     layer_backward_s=layer.medians_s[1],
                     spread=layer.spread,
                     layer_peak_bytes=peak_bytes,
+                    layer_weights_s=min(weights_s or 0.0, layer.medians_s[1]),
                 )
 
     def timing(self, rows: int) -> RowTiming:
@@ -96,6 +101,10 @@ class Bench:
             head_backward_s=head.medians_s[1],
             spread=layer.spread,
             layer_peak_bytes=peak_bytes,
+            layer_weights_s=self._layer_weights_s(rows, layer),
+            head_weights_s=self._weights_s(
+                self.stage(has_head=True), hidden_BTH, tokens_BT, whole=head
+            ),
         )
 
     def layer_s(self, rows: int) -> float:
@@ -173,6 +182,30 @@ class Bench:
         more = f", tp {tp}" * (tp > 1) + ", recomputed" * recompute
         layer = self._repeat(f"layer of {rows} rows{more}", once)
         return layer, self._peak_bytes(once)
+
+    def _layer_weights_s(self, rows: int, layer: Repeats, *, tp: int = 1) -> float:
+        stage = self.stage(num_layers=1, tp=tp)
+        return self._weights_s(stage, self._hidden(rows), None, whole=layer)
+
+    def _weights_s(
+        self, stage: Stage, x: Tensor, targets_BT: Tensor | None, *, whole: Repeats
+    ) -> float:
+        """The part of a backward that only the weights' gradients need.
+
+        Both passes are timed as the engine runs them; the backward in one pass is shared out alike. So the parts add
+        up to it, though two passes take a little longer than one.
+        """
+        deferred = DeferredWeights(stage)
+        both = self._forward_backward(stage, x, targets_BT)
+
+        def once() -> tuple[float, float]:
+            _, first_s = both()
+            start_s = self._now_s()
+            accumulate_all(deferred.take())
+            return first_s, self._now_s() - start_s
+
+        first_s, second_s = repeat(once, quick=True).medians_s
+        return whole.medians_s[1] * second_s / (first_s + second_s)
 
     def _peak_bytes(self, once: Timed) -> int | None:
         """Most bytes that one more turn takes above what is there; None where torch does not count them.

@@ -89,6 +89,8 @@ def test_real_device_is_measured_for_every_size() -> None:
     for timing in result.timings:
         figures = asdict(timing)
         assert all(figures[name] > 0 for name in figures if name.endswith("_s"))
+        for part in ("layer", "head"):
+            assert figures[f"{part}_weights_s"] < figures[f"{part}_backward_s"]
     assert result.optimizer_s_per_parameter > 0
     assert (result.matmul_flops_per_s.value or 0) > 0
     assert (result.copy_bytes_per_s.value or 0) > 0
@@ -105,6 +107,7 @@ def test_shares_and_recomputed_layers_are_measured_beside_the_whole_one() -> Non
         (2, True),
     ]
     assert len({t.layer_backward_s for t in timings}) == 4
+    assert all(0 < (t.layer_weights_s or 0) <= t.layer_backward_s for t in timings)
     assert len({t.head_forward_s for t in timings}) == 1
     assert all(t.layer_peak_bytes is None for t in timings)  # torch does not count them on a CPU
 
