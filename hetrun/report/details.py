@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from hetrun.model import Cost, RankTrace, RankUse, RunReport, StageUse
@@ -94,7 +94,8 @@ def timeline_section(report: RunReport) -> Html | None:
     shown = _spread(traces, {trace.rank: use_of[trace.rank] for trace in traces})
     uses = [use_of[trace.rank] for trace in shown]
     colours = vendor_colours(report)
-    legend = _legend(uses, colours, spans=True)
+    kinds = {span.kind for trace in shown for span in trace.spans}
+    legend = _legend(uses, colours, kinds=kinds)
     note = f"Step {report.timeline[0].step}, {report.kind} time. {_shown(len(shown), len(traces))}"
     traced = {trace.rank for trace in traces}
     without = [rank for stage in report.stages for rank in stage.ranks if rank not in traced]
@@ -112,7 +113,7 @@ def shares_section(report: RunReport) -> Html | None:
     colours = vendor_colours(report)
     note = f"Mean over all steps but the first. {_shown(len(shown), len(report.ranks))}"
     bars = share_bars(shown, [_label(use) for use in shown], [colours[use.vendor] for use in shown])
-    legend = _legend(shown, colours, spans=False)
+    legend = _legend(shown, colours)
     return _section("Where each rank's time went", note, legend, bars, class_=_card(len(shown)))
 
 
@@ -262,15 +263,19 @@ def _label(use: RankUse) -> Html:
     return el("span", name, el("i", place), class_="label")
 
 
-def _legend(uses: Sequence[RankUse], colours: dict[str, int], *, spans: bool) -> Html:
-    """Vendors with their colours, then what shades and patterns mean."""
+def _legend(
+    uses: Sequence[RankUse], colours: dict[str, int], *, kinds: Collection[str] = ()
+) -> Html:
+    """Vendors with their colours, then what shades and patterns mean; `kinds` of spans, none where only shares are shown."""
     items = []
+    names = {"F": "forward", "B": "backward", "W": "gradients of weights"}
+    seen = [kind for kind in names if kind in kinds]
+    what = ", ".join(names[kind] for kind in seen) or "busy"
     for vendor in sorted({use.vendor for use in uses}):
-        shades = [swatch("f", "F" if spans else ""), *([swatch("b", "B")] if spans else [])]
-        what = f"{vendor}: forward, backward" if spans else f"{vendor}: busy"
-        items.append(el("span", *shades, what, class_=f"v{colours[vendor]}"))
-    items.append(el("span", swatch("sync"), "gradient sync" if spans else "communication"))
-    if spans:
+        shades = [swatch(kind.lower(), kind) for kind in seen] or [swatch("f")]
+        items.append(el("span", *shades, f"{vendor}: {what}", class_=f"v{colours[vendor]}"))
+    items.append(el("span", swatch("sync"), "gradient sync" if kinds else "communication"))
+    if kinds:
         items.append(el("span", swatch("opt"), "optimizer"))
     items.append(el("span", swatch("idlebox"), "idle"))
     return el("div", *items, class_="legend")

@@ -198,6 +198,15 @@ def test_many_spans_become_paths_that_cover_the_same_time(report: RunReport) -> 
     assert len(text) < 200_000
 
 
+def test_gradients_of_weights_are_explained_where_some_rank_put_them_off(report: RunReport) -> None:
+    assert "gradients of weights" not in Page(to_html(report)).words
+    trace = report.timeline[0]
+    put_off = replace(trace.spans[-1], kind="W", microbatch=3)
+    timeline = (replace(trace, spans=(*trace.spans, put_off)), *report.timeline[1:])
+    words = Page(to_html(replace(report, timeline=timeline))).words
+    assert "forward, backward, gradients of weights" in words
+
+
 def test_ticks_are_round_and_enclose_the_values() -> None:
     assert round_ticks(0.13, 0.91, 4) == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     low, *_, high = round_ticks(3.0, 3.0, 4)
