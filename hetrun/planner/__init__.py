@@ -98,10 +98,10 @@ def _hosts(facts: Facts, split: Split) -> tuple[HostSpec, ...]:
 def _idle(problem: Problem, split: Split) -> tuple[str, ...]:
     """Return devices that the split leaves out."""
     used = {(rank.host, rank.device_index) for rank in split.ranks}
+    seats = [seat for kind in problem.groups for seat in kind.seats]
     return tuple(
         seat.name
-        for kind in problem.groups
-        for seat in kind.seats
+        for seat in (*seats, *problem.left_over)
         if (seat.host, seat.device.index) not in used
     )
 

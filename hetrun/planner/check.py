@@ -84,6 +84,10 @@ def _check_replica(
             _need(place == (number, index), f"{name}: rank {rank} says {place}")
         _need(stage.lanes in recipe.plan.lanes, f"{name}: {stage.lanes} lanes")
         _need(len({ranks[rank].vendor for rank in stage.ranks}) == 1, f"{name}: mixes vendors")
+        tp = len(stage.ranks) // stage.lanes
+        for lane in range(stage.lanes):
+            hosts = {ranks[rank].host for rank in stage.ranks[lane * tp : (lane + 1) * tp]}
+            _need(len(hosts) == 1, f"{name}: lane {lane} shares layers between {sorted(hosts)}")
 
 
 def _check_layers(number: int, replica: ReplicaPlan, num_layers: int) -> None:

@@ -88,38 +88,84 @@ def ways_of(
     *,
     links: Sequence[Link],
 ) -> Iterator[Kind]:
-    """Yield the ways in which a group of devices may work: each tp that fits into a host, each number of lanes that
-    there are devices for, without and with recomputation.
+    """Yield the ways in which devices may work: each tp, each number of lanes, without and with recomputation.
+
+    tp stays inside a host. Where hosts have no multiple of tp devices, those that are left over are a group of their
+    own, for smaller tp; `plain.group` is the number of the first group.
 
     Raises:
         NoPlanError: the profile has figures for none of them.
         ConfigError: tp above 1 is allowed and the link inside the host has no figures.
     """
-    found = False
-    for tp, recompute in product(
-        sorted(recipe.plan.tp), (False, True)[: 1 + recipe.plan.recompute]
-    ):
-        fits = tp <= plain.most_on_one_host and recipe.model.num_heads % tp == 0
-        if fits and figures.timings_of(tp=tp, recompute=recompute):
-            found = True
-            timings = {
-                rows: timing_at(figures, rows, tp=tp, recompute=recompute) for rows in choices
-            }
-            if tp > 1:
-                link = find_link(links, LinkKind.INSIDE_HOST, plain.vendor, plain.vendor)
-                timings = {
-                    rows: shared_timing(timing, link, output_bytes(recipe, rows))
-                    for rows, timing in timings.items()
-                }
-            for lanes in sorted(recipe.plan.lanes):
-                if tp * lanes <= len(plain.seats):
-                    yield replace(plain, timings=timings, tp=tp, lanes=lanes, recompute=recompute)
-    if not found:
+    usable = [
+        tp
+        for tp in sorted(recipe.plan.tp, reverse=True)
+        if recipe.model.num_heads % tp == 0 and figures.timings_of(tp=tp)
+    ]
+    number = 0
+    for group, (tps, seats) in enumerate(parts_by_tp(plain.seats, usable)):
+        part = replace(plain, seats=seats, group=plain.group + group)
+        for tp, recompute in product(sorted(tps), (False, True)[: 1 + recipe.plan.recompute]):
+            if figures.timings_of(tp=tp, recompute=recompute):
+                timings = _timings(part, figures, recipe, choices, way=(tp, recompute), links=links)
+                for lanes in sorted(recipe.plan.lanes):
+                    if tp * lanes <= len(seats):
+                        number += 1
+                        yield replace(
+                            part, timings=timings, tp=tp, lanes=lanes, recompute=recompute
+                        )
+    if not number:
         raise NoPlanError(
             f"{plain.name}: no figures for any tp of {list(recipe.plan.tp)} that fits into a host"
             f" of {plain.most_on_one_host}",
             hint="add 1 to plan.tp, or run `hetrun profile` again with this recipe",
         )
+
+
+def parts_by_tp(
+    seats: Sequence[Seat], tps: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], tuple[Seat, ...]]]:
+    """Split devices so that any mix of the tps of a part fills its hosts: yield these tps, and the devices.
+
+    `tps` descend. Each host gives the first part a multiple of the largest, the next part a multiple of the next, and
+    so on. The tps of a part divide each other, so that whatever is placed first, the rest stays a multiple.
+    """
+    left: dict[int, list[Seat]] = {}
+    for seat in seats:
+        left.setdefault(seat.host_number, []).append(seat)
+    for place, tp in enumerate(tps):
+        taken: list[Seat] = []
+        for host, held in left.items():
+            count = len(held) // tp * tp
+            taken += held[:count]
+            left[host] = held[count:]
+        chain = [tp]
+        for smaller in tps[place + 1 :]:
+            if chain[-1] % smaller == 0:
+                chain.append(smaller)
+        if taken:
+            yield tuple(chain), tuple(taken)
+
+
+def _timings(
+    part: Kind,
+    figures: DeviceProfile,
+    recipe: Recipe,
+    choices: Sequence[int],
+    *,
+    way: tuple[int, bool],
+    links: Sequence[Link],
+) -> dict[int, RowTiming]:
+    """Return the seconds of devices that work in one way (tp, recompute), by rows of a microbatch."""
+    tp, recompute = way
+    timings = {rows: timing_at(figures, rows, tp=tp, recompute=recompute) for rows in choices}
+    if tp == 1:
+        return timings
+    link = find_link(links, LinkKind.INSIDE_HOST, part.vendor, part.vendor)
+    return {
+        rows: shared_timing(timing, link, output_bytes(recipe, rows))
+        for rows, timing in timings.items()
+    }
 
 
 def row_notes(figures: DeviceProfile, choices: Sequence[int]) -> list[str]:

@@ -139,7 +139,7 @@ def _with_tp(kinds: Sequence[Kind], tp: Mapping[str, int]) -> Iterator[Kind]:
     """Yield the kinds whose vendor's layers are shared as pinned."""
     for kind in kinds:
         wanted = tp.get(kind.vendor, kind.tp)
-        offered = sorted({other.tp for other in kinds if other.group == kind.group})
+        offered = sorted({other.tp for other in kinds if other.name == kind.name})
         if wanted not in offered:
             raise NoPlanError(
                 f"pins: tp {wanted} of {kind.vendor}, and {kind.name} is planned with"

@@ -47,6 +47,7 @@ class Problem:
     links: tuple[Link, ...]
     notes: tuple[str, ...] = ()
     max_shapes: int | None = None  # different replicas
+    left_over: tuple[Seat, ...] = ()  # on hosts without a multiple of any tp
     orders: tuple[Order, ...] = (Order.ONE_F_ONE_B,)  # to choose from
     fractional: bool = False  # a layer may live on two stages
 
@@ -209,6 +210,7 @@ def read_problem(
         )
     notes: list[str] = []
     kinds: list[Kind] = []
+    left_over: list[Seat] = []
     for (vendor, model, memory), members in sorted(_grouped(seats).items(), key=_kind_order):
         figures = _figures(profile, members[0], vendor=vendor, model=model)
         notes += row_notes(figures, choices)
@@ -222,7 +224,14 @@ def read_problem(
             seats=tuple(members),
             group=len(kinds),
         )
-        kinds += ways_of(plain, figures, recipe, choices, links=profile.links)
+        ways = list(ways_of(plain, figures, recipe, choices, links=profile.links))
+        in_use = {seat.name for way in ways for seat in way.seats}
+        spare = [seat for seat in members if seat.name not in in_use]
+        left_over += spare
+        if spare:
+            what = f"{len(spare)} x {plain.name} left idle: what is on their hosts"
+            notes.append(f"{what} is no multiple of any tp of {list(recipe.plan.tp)}")
+        kinds += ways
     for note in notes:
         log.warning("%s", note)
     return Problem(
@@ -238,6 +247,7 @@ def read_problem(
         max_shapes=recipe.plan.max_shapes,
         orders=recipe.plan.orders,
         fractional=recipe.plan.fractional,
+        left_over=tuple(left_over),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -13,6 +14,7 @@ from hetrun.arch import layer_at
 from hetrun.errors import NoPlanError
 from hetrun.model import MIB, Dtype, Link, LinkKind, PlanLimits
 from hetrun.planner.check import check_split
+from hetrun.planner.kinds import parts_by_tp
 from hetrun.planner.memory import Load, layer_bytes
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.recost import recost
@@ -185,3 +187,39 @@ def test_every_such_plan_fits_and_costs_what_it_says(lab: Lab) -> None:
     for stage in (stage for replica in result.split.replicas for stage in replica.stages):
         limit = stage.memory_limit_bytes
         assert limit is None or stage.memory_bytes <= limit
+
+
+@pytest.mark.parametrize(
+    ("per_host", "tps", "parts"),
+    [
+        (8, (4, 2, 1), [((4, 2, 1), 16)]),
+        (7, (4, 2, 1), [((4, 2, 1), 8), ((2, 1), 4), ((1,), 2)]),
+        (3, (2,), [((2,), 4)]),
+        (6, (6, 3, 2, 1), [((6, 3, 1), 12)]),
+    ],
+)
+def test_devices_are_parted_so_that_tp_stays_inside_their_hosts(
+    per_host: int, tps: tuple[int, ...], parts: list[tuple[tuple[int, ...], int]]
+) -> None:
+    chips = Chips(vendor="x", num_devices=2 * per_host, per_host=per_host)
+    seats = problem_of(Lab(chips=[chips], batch=8)).kinds[0].seats
+    found = list(parts_by_tp(seats, tps))
+    assert [(chain, len(taken)) for chain, taken in found] == parts
+    for chain, taken in found:
+        sizes = Counter(seat.host for seat in taken)
+        assert all(size % chain[0] == 0 for size in sizes.values())
+
+
+@pytest.mark.parametrize(("tp", "idle"), [((1, 2), 0), ((2,), 2)])
+def test_hosts_with_an_odd_number_of_devices_never_share_layers_across(
+    tp: tuple[int, ...], idle: int
+) -> None:
+    chips = [Chips(vendor="x", num_devices=6, per_host=3, tp_share=1.0)]
+    found = Lab(chips=chips, batch=2, rows=(1,), limits=PlanLimits(tp=tp)).plan()
+    stages = [stage for replica in found.split.replicas for stage in replica.stages]
+    assert max(len(stage.ranks) for stage in stages) == 2
+    for stage in stages:
+        assert len({found.split.ranks[rank].host for rank in stage.ranks}) == 1
+    if idle:
+        assert len(found.idle_devices) == idle
+        assert "2 x x x-chip left idle" in found.verdict
