@@ -265,9 +265,9 @@ class Pins(Noun):
 class PlanLimits(Noun):
     """What the planner must keep to."""
 
-    orders: tuple[Order, ...] = (Order.ONE_F_ONE_B,)  # of forwards and backwards, to choose from
+    orders: tuple[Order, ...] = tuple(Order)  # of forwards and backwards, to choose from
     fractional: bool = (
-        False  # a layer may live on two stages, so that their shares match their speeds
+        True  # a layer may live on two stages, so that their shares match their speeds
     )
 
     max_stages: int | None = None

@@ -23,12 +23,12 @@ from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
 from hetrun.schedule import all_reduce_s, gradient_buckets, lane_windows, simulate_step
 from hetrun.store import dumps
-from tests.unit.planner_lab import FREE_LINKS, LINKS, Chips, Lab, small_model
+from tests.unit.planner_lab import FREE_LINKS, LINKS, WHOLE, Chips, Lab, small_model
 from tests.unit.test_planner_brute import cuts, heavy, multisets, problem_of
 from tests.unit.test_planner_orders import split_of
 from tests.unit.test_planner_properties import plan_or_none
 
-ROUTES = PlanLimits(lanes=(1, 2, 3))
+ROUTES = replace(WHOLE, lanes=(1, 2, 3))
 ONE_LAYER = 0.3 * MIB  # of memory: a layer of two and its microbatches
 FAST = Chips(vendor="fast", num_devices=1, layer_s=1.0, memory=ONE_LAYER)
 SLOW = Chips(vendor="slow", num_devices=3, layer_s=3.0, memory=ONE_LAYER)
@@ -39,6 +39,7 @@ SHALLOW = Lab(
     rows=(1,),
     seq_len=16,
     links=FREE_LINKS,
+    limits=WHOLE,
 )
 
 
