@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -165,9 +166,36 @@ def layers_seconds(timing: RowTiming, first: int, count: int) -> tuple[float, fl
     return forward_s, backward_s
 
 
-def send_seconds(link: Link, num_bytes: int) -> float:
-    """Return seconds of one microbatch's activation over a link, one way."""
-    return link.latency_s + num_bytes / link.bytes_per_s
+def send_seconds(link: Link, num_bytes: int, *, at_once: int = 1) -> float:
+    """Return seconds of one microbatch's activation over a link, one way, where `at_once` of them share it."""
+    return link.latency_s + num_bytes * at_once / link.bytes_per_s
+
+
+class Crossings:
+    """How many lanes of each host send activations to other hosts, and receive some: they share its interface."""
+
+    def __init__(self, replicas: Iterable[Sequence[Sequence[Hashable]]]) -> None:
+        """Count; `replicas` are the hosts of the lanes' first devices, by replica and stage."""
+        self._senders: Counter[Hashable] = Counter()
+        self._receivers: Counter[Hashable] = Counter()
+        for stages in replicas:
+            for before, after in pairwise(stages):
+                self._senders.update(_leaving(before, after))
+                self._receivers.update(_leaving(after, before))
+
+    def at_once(self, sender: Hashable, receiver: Hashable) -> int:
+        """Return how many sends share the busier end of a hop between hosts; 1 inside of one."""
+        if sender == receiver:
+            return 1
+        return max(self._senders[sender], self._receivers[receiver])
+
+
+def _leaving(ends: Sequence[Hashable], others: Sequence[Hashable]) -> list[Hashable]:
+    """Return the hosts of those ends that have some other end elsewhere."""
+    if len(ends) == len(others) == 1:
+        return [] if ends[0] == others[0] else [ends[0]]
+    hosts = set(others)
+    return [host for host in ends if len(hosts) > 1 or host not in hosts]
 
 
 def stage_parameters(model: ModelSpec, piece: Piece, *, tp: int = 1) -> int:

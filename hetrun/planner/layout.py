@@ -13,6 +13,7 @@ from typing import Any
 from hetrun import arch
 from hetrun.model import Cost, Order, RankPlan, ReplicaPlan, RowTiming, StagePlan
 from hetrun.planner.cost import (
+    Crossings,
     Piece,
     send_seconds,
     stage_parameters,
@@ -94,7 +95,7 @@ def lay_out(problem: Problem, drafts: Sequence[Draft], seats: Places | None = No
             seat = seat_at[host, index]
             ranks.append(_rank(seat, len(ranks), local_rank, replica=replica, stage=stage))
     replicas: list[ReplicaPlan] = []
-    maker = _StageMaker(problem)
+    maker = _StageMaker(problem, _crossings(problem, drafts, places))
     first_row = 0
     for number, draft in enumerate(drafts):
         numbers = [ranks_of[number, stage] for stage in range(draft.shape.num_stages)]
@@ -233,8 +234,9 @@ def _rank(seat: Seat, rank: int, local_rank: int, *, replica: int, stage: int) -
 class _StageMaker:
     """Makes the stages of all replicas; what replicas of one shape share is computed once."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, crossings: Crossings) -> None:
         self._problem = problem
+        self._crossings = crossings
         self._shared: dict[tuple[int, tuple[int, ...], Style], list[dict[str, Any]]] = {}
         self._kept: list[Shape] = []  # so that their ids stay theirs
 
@@ -252,8 +254,23 @@ class _StageMaker:
             send_s = 0.0
             if not fields["has_head"]:
                 pairs = _pairs(problem, shape, index, seats)
-                send_s = max(send_seconds(problem.seat_link(a, b), sent) for a, b in pairs)
+                send_s = max(self._send_s(a, b, sent) for a, b in pairs)
             yield StagePlan(ranks=tuple(ranks[index]), send_s=send_s, **fields)
+
+    def _send_s(self, a: Seat, b: Seat, num_bytes: int) -> float:
+        at_once = self._crossings.at_once(a.host_number, b.host_number)
+        return send_seconds(self._problem.seat_link(a, b), num_bytes, at_once=at_once)
+
+
+def _crossings(problem: Problem, drafts: Sequence[Draft], places: Places) -> Crossings:
+    """Return how many lanes of all replicas share each host's interface."""
+    return Crossings(
+        [
+            [seat.host_number for seat in seats[:: problem.kinds[kind].tp]]
+            for kind, seats in zip(draft.shape.kinds, stages, strict=True)
+        ]
+        for draft, stages in zip(drafts, places, strict=True)
+    )
 
 
 def _pairs(

@@ -28,17 +28,20 @@ def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
     """Evaluate a split from profile and recipe alone; return seconds per step."""
     clocks = [0.0] * len(split.ranks)
     played: dict[tuple[object, ...], list[list[float]]] = {}  # replicas that are alike end alike
+    crowd = _crowd(split)
     for replica in split.replicas:
-        alike = _likeness(replica, split.ranks)
+        send_s = _sends(replica, split.ranks, profile, recipe, crowd=crowd)
+        alike = (*_likeness(replica, split.ranks), *send_s)
         if alike not in played:
-            played[alike] = _replay(replica, split.ranks, profile, recipe)
+            played[alike] = _replay(replica, split.ranks, profile, recipe, send_s=send_s)
         for stage, ends in zip(replica.stages, played[alike], strict=True):
             for place, rank in enumerate(stage.ranks):
                 clocks[rank] = ends[place // _tp(stage)]
     width = _WIDTHS[recipe.train.dtype.value]
-    for members, parameters in _owner_sets(split, recipe.model):
-        _meet(clocks, members, parameters * width, split.ranks, profile.links)
-    _meet(clocks, tuple(range(len(clocks))), 24, split.ranks, profile.links)
+    for members, parameters, tp in _owner_sets(split, recipe.model):
+        on = {rank: split.ranks[rank] for rank in members}
+        _meet(clocks, on, parameters * width, profile.links, times=tp)
+    _meet(clocks, dict(enumerate(split.ranks)), 24, profile.links, times=1)
     for replica in split.replicas:
         for stage in replica.stages:
             for rank in stage.ranks:
@@ -164,10 +167,14 @@ def _layers_per_run(stage: StagePlan, model: ModelSpec) -> list[int]:
 
 
 def _replay(
-    replica: ReplicaPlan, ranks: tuple[RankPlan, ...], profile: Profile, recipe: Recipe
+    replica: ReplicaPlan,
+    ranks: tuple[RankPlan, ...],
+    profile: Profile,
+    recipe: Recipe,
+    *,
+    send_s: list[float],
 ) -> list[list[float]]:
     """Return when each lane of each stage is done with its microbatches."""
-    send_s = _sends(replica, ranks, profile, recipe)
     on = [ranks[stage.ranks[0]] for stage in replica.stages]
     width = _WIDTHS[recipe.train.dtype.value]
     figures = [_at(s, profile, r, replica, width) for r, s in zip(on, replica.stages, strict=True)]
@@ -182,18 +189,45 @@ def _replay(
     return [[end_s] for end_s in _replay_strict(replica, work, send_s)]
 
 
+_Crowd = dict[tuple[str, str], int]
+
+
+def _crowd(split: Split) -> _Crowd:
+    """Return of each host how many lanes push activations "out" to other hosts, and pull some "in"."""
+    crowd: _Crowd = {}
+    for replica in split.replicas:
+        for before, after in pairwise(replica.stages):
+            left, right = ([split.ranks[rank].host for rank in _firsts(s)] for s in (before, after))
+            for way, own, other in (("out", left, right), ("in", right, left)):
+                for host in own:
+                    crowd[host, way] = crowd.get((host, way), 0) + any(o != host for o in other)
+    return crowd
+
+
 def _sends(
-    replica: ReplicaPlan, ranks: tuple[RankPlan, ...], profile: Profile, recipe: Recipe
+    replica: ReplicaPlan,
+    ranks: tuple[RankPlan, ...],
+    profile: Profile,
+    recipe: Recipe,
+    *,
+    crowd: _Crowd,
 ) -> list[float]:
-    """Return the seconds of one activation over the slowest link between the lanes of neighbours."""
+    """Return the seconds of one activation over the slowest link between the lanes of neighbours.
+
+    Between hosts it shares the interface with all that leave the one host or reach the other.
+    """
     width = _WIDTHS[recipe.train.dtype.value]
     sent = replica.microbatch_rows * recipe.data.seq_len * recipe.model.hidden_size * width
     return [
         max(
-            hop.latency_s + sent / hop.bytes_per_s
+            hop.latency_s + sent * many / hop.bytes_per_s
             for a in before.ranks[:: _tp(before)]
             for b in after.ranks[:: _tp(after)]
             for hop in [_hop(profile.links, ranks[a], ranks[b])]
+            for hosts in [(ranks[a].host, ranks[b].host)]
+            for many in [
+                1 if len({*hosts}) == 1 else max(crowd[hosts[0], "out"], crowd[hosts[1], "in"])
+            ]
         )
         for before, after in pairwise(replica.stages)
     ]
@@ -269,8 +303,8 @@ def _parameters(stage: StagePlan, model: ModelSpec) -> int:
     return held + stage.has_embedding * table + own_matrix * matrix
 
 
-def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], int]]:
-    """Return sets of stages (by their first ranks) that share gradients, with parameters per device, head first."""
+def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], int, int]]:
+    """Return sets of stages (by their first ranks) that share gradients, with parameters per device and its tp."""
     matrix = model.vocab_size * model.hidden_size
     table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
     tied = model.tied_embeddings
@@ -290,9 +324,10 @@ def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], i
         sets.setdefault(tuple(sorted(holders)), [0, 0])[0] += arch.layer_at(model, layer).parameters
     sets.setdefault(tuple(sorted(tables | heads if tied else tables)), [0, 0])[1] += table
     return [
-        (members, ceil(layers / min(share[rank] for rank in members)) + whole)
+        (members, ceil(layers / tp) + whole, tp)
         for members, (layers, whole) in sets.items()
         if len(members) > 1
+        for tp in [min(share[rank] for rank in members)]
     ]
 
 
@@ -303,15 +338,20 @@ def _firsts(stage: StagePlan) -> tuple[int, ...]:
 
 def _meet(
     clocks: list[float],
-    members: tuple[int, ...],
+    members: dict[int, RankPlan],
     num_bytes: float,
-    ranks: tuple[RankPlan, ...],
     links: tuple[Link, ...],
+    *,
+    times: int,
 ) -> None:
-    """Let ranks all-reduce together: start when the last is there, rings inside vendors, then a ring of vendors."""
+    """Let ranks all-reduce together: start when the last is there, rings inside vendors, then a ring of vendors.
+
+    What goes between hosts goes `times` times: so many do the same beside.
+    """
+    far_bytes = num_bytes * (times if len({rank.host for rank in members.values()}) > 1 else 1)
     islands: dict[str, set[tuple[str, int]]] = {}
-    for rank in members:
-        islands.setdefault(ranks[rank].vendor, set()).add((ranks[rank].host, rank))
+    for number, rank in members.items():
+        islands.setdefault(rank.vendor, set()).add((rank.host, number))
     inside_s = [0.0]
     for vendor, seats in islands.items():
         size = len(seats)
@@ -319,18 +359,19 @@ def _meet(
             one_host = len({host for host, _ in seats}) == 1
             kind = LinkKind.INSIDE_HOST if one_host else LinkKind.INSIDE_ISLAND
             link = _find(links, kind, vendor, vendor)
-            hop_s = link.latency_s + num_bytes / (size * link.bytes_per_s)
+            moved = num_bytes if one_host else far_bytes
+            hop_s = link.latency_s + moved / (size * link.bytes_per_s)
             inside_s.append((2 * size - 2) * hop_s)
     names = sorted(islands)
     across_s = 0.0
     if len(names) > 1:
         pairs = [(names[i], names[(i + 1) % len(names)]) for i in range(len(names))]
         ring = [_find(links, LinkKind.ACROSS, a, b) for a, b in pairs]
-        hop_s = max(hop.latency_s + num_bytes / (len(names) * hop.bytes_per_s) for hop in ring)
+        hop_s = max(hop.latency_s + far_bytes / (len(names) * hop.bytes_per_s) for hop in ring)
         across_s = (2 * len(names) - 2) * hop_s
-    end_s = max(clocks[rank] for rank in members) + max(inside_s) + across_s
-    for rank in members:
-        clocks[rank] = end_s
+    end_s = max(clocks[number] for number in members) + max(inside_s) + across_s
+    for number in members:
+        clocks[number] = end_s
 
 
 def _hop(links: tuple[Link, ...], a: RankPlan, b: RankPlan) -> Link:

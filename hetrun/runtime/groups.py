@@ -112,7 +112,8 @@ def connect_sync(plan: Plan, rank: RankPlan, groups: Groups, *, stage: Stage) ->
     units = stage.units()
 
     def planned_s(bucket: Bucket) -> float:
-        return all_reduce_s(bucket.num_bytes, [ranks[member] for member in bucket.ranks], links)
+        members = [ranks[member] for member in bucket.ranks]
+        return all_reduce_s(bucket.num_bytes, members, links, at_once=bucket.tp)
 
     return GradientSync(
         units,

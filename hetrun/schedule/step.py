@@ -194,13 +194,14 @@ def _sync(
 ) -> float:
     """Let all ranks reduce their buckets, then the scalars; return when all are done."""
     groups = [
-        (bucket.num_bytes, bucket.ranks)
+        (bucket.num_bytes, bucket.ranks, bucket.tp)
         for bucket in gradient_buckets(ranks, replicas, model, arch.BYTES_PER_ELEMENT[dtype])
     ]
-    groups.append((SCALAR_BYTES, tuple(range(len(ranks)))))
-    for num_bytes, members in groups:
+    groups.append((SCALAR_BYTES, tuple(range(len(ranks))), 1))
+    for num_bytes, members, tp in groups:
         start_s = max(record.clocks[rank] for rank in members)
-        end_s = start_s + all_reduce_s(num_bytes, [ranks[rank] for rank in members], links)
+        on = [ranks[rank] for rank in members]
+        end_s = start_s + all_reduce_s(num_bytes, on, links, at_once=tp)
         for rank in members:
             record.clocks[rank] = end_s
             if record.spans is not None and len(members) > 1:

@@ -21,6 +21,7 @@ class Bucket:
     units: tuple[str, ...]
     ranks: tuple[int, ...]
     num_bytes: int
+    tp: int  # so many groups like this one reduce a share each, at the same time
 
 
 def gradient_buckets(
@@ -59,6 +60,7 @@ def gradient_buckets(
             units=tuple(units),
             ranks=owners,
             num_bytes=dtype_bytes * _shared_parameters(units, model, tp_of[owners]),
+            tp=tp_of[owners],
         )
         for owners, units in members.items()
     )
@@ -160,11 +162,15 @@ def link_between(links: Sequence[Link], a: RankPlan, b: RankPlan) -> Link:
     return find_link(links, kind, a.vendor, b.vendor)
 
 
-def all_reduce_s(num_bytes: float, ranks: Sequence[RankPlan], links: Sequence[Link]) -> float:
+def all_reduce_s(
+    num_bytes: float, ranks: Sequence[RankPlan], links: Sequence[Link], *, at_once: int = 1
+) -> float:
     """Seconds of an all-reduce: a ring inside each vendor, all at once, then a ring of the vendors.
 
-    A ring of n does 2 (n - 1) hops (reduce-scatter, all-gather) with 1/n of the bytes in each.
+    A ring of n does 2 (n - 1) hops (reduce-scatter, all-gather) with 1/n of the bytes in each. Devices of a host share
+    its interface: of `at_once` such all-reduces the bytes between hosts add up.
     """
+    crossing_bytes = num_bytes * at_once if len({rank.host for rank in ranks}) > 1 else num_bytes
     hosts_of: dict[str, list[str]] = {}
     for rank in ranks:
         hosts_of.setdefault(rank.vendor, []).append(rank.host)
@@ -174,13 +180,15 @@ def all_reduce_s(num_bytes: float, ranks: Sequence[RankPlan], links: Sequence[Li
             same = len(set(hosts)) == 1
             kind = LinkKind.INSIDE_HOST if same else LinkKind.INSIDE_ISLAND
             hop = [find_link(links, kind, vendor, vendor)]
-            inside_s = max(inside_s, _ring_s(num_bytes, len(hosts), hop))
+            inside_s = max(
+                inside_s, _ring_s(num_bytes if same else crossing_bytes, len(hosts), hop)
+            )
     vendors = sorted(hosts_of)
     if len(vendors) == 1:
         return inside_s
     neighbours = zip(vendors, [*vendors[1:], vendors[0]], strict=True)
     hops = [find_link(links, LinkKind.ACROSS, a, b) for a, b in neighbours]
-    return inside_s + _ring_s(num_bytes, len(vendors), hops)
+    return inside_s + _ring_s(crossing_bytes, len(vendors), hops)
 
 
 def _ring_s(num_bytes: float, size: int, hops: Sequence[Link]) -> float:

@@ -2,7 +2,7 @@
 
 Facts from github.com/DachengLi1/AMP (commit 72eeea4): plans, predicted and real seconds of a step, milliseconds of a
 layer, bandwidths. What a plan costs is left to our own model; nothing here is fitted to the real seconds.
-Devices of one host that send at once share its NIC here; hetrun's planner does not count that.
+Devices of one host that send at once share its NIC, counted by the planner's own code.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hetrun.model import (
     ReplicaPlan,
     StagePlan,
 )
+from hetrun.planner.cost import Crossings, send_seconds
 from hetrun.schedule import plain_window, step_cost
 
 Pair = tuple[int, int, int, tuple[int, ...], float, float]
@@ -112,13 +113,13 @@ def predicted_s(pair: Pair, truths: Truths) -> float:
         )
         for replica in range(dp)
     ]
-    sharing = tp if truths.shared_links else 1  # rings of gradients that cross a host's NIC at once
+    rate = NIC_BYTES_PER_S * (1 if truths.shared_links else tp)  # undoes sharing by tp rings
     links = [
         Link(kind=LinkKind.INSIDE_HOST, latency_s=0.0, bytes_per_s=s, a=c)
         for c, s in INSIDE_BYTES_PER_S.items()
     ]
     links += [
-        Link(kind=kind, latency_s=0.0, bytes_per_s=NIC_BYTES_PER_S / sharing)
+        Link(kind=kind, latency_s=0.0, bytes_per_s=rate)
         for kind in (LinkKind.INSIDE_ISLAND, LinkKind.ACROSS)
     ]
     return step_cost(ranks, replicas, links=links, model=_model(tp), dtype=Dtype.FP32).step_s
@@ -187,13 +188,13 @@ def _send_s(
     num_bytes = rows * SEQ_LEN * HIDDEN * BYTES_PER_ACTIVATION
     if host == target:
         return num_bytes / INSIDE_BYTES_PER_S[ranks[first_rank].vendor]
-    senders = [
-        number
-        for number in range(0, len(ranks) - tp * dp, tp)
-        if ranks[number].host == host != ranks[number + tp * dp].host
+    replicas = [
+        [[ranks[number].host] for number in range(replica * tp, len(ranks), tp * dp)]
+        for replica in range(dp)
     ]
-    sharing = len(senders) if truths.shared_links else 1
-    return num_bytes * sharing / NIC_BYTES_PER_S
+    at_once = Crossings(replicas).at_once(host, target) if truths.shared_links else 1
+    nic = Link(kind=LinkKind.ACROSS, latency_s=0.0, bytes_per_s=NIC_BYTES_PER_S)
+    return send_seconds(nic, num_bytes, at_once=at_once)
 
 
 def _rank(number: int, *, tp: int, dp: int) -> RankPlan:

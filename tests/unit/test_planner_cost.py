@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hetrun import arch
 from hetrun.model import Dtype, Link, LinkKind, ModelSpec, RowTiming
 from hetrun.planner.cost import (
+    Crossings,
     Piece,
     best_part_seconds_per_row,
     is_extrapolated,
@@ -165,3 +166,18 @@ def test_sharing_layers_and_running_forwards_again_save_memory() -> None:
 
     assert size(tp=2, recompute=True) < size(tp=2, recompute=False) < size(tp=1, recompute=False)
     assert size(tp=1, recompute=True) < size(tp=1, recompute=False)
+
+
+def test_lanes_that_leave_a_host_share_its_interface_and_the_busier_end_counts() -> None:
+    pipeline = [["x"], ["y"]]
+    crossings = Crossings([pipeline, pipeline, [["z"], ["y"]], [["x"], ["x"]]])
+    assert crossings.at_once("x", "y") == 3  # y receives from two on x and one on z
+    assert crossings.at_once("x", "x") == 1
+    assert Crossings([pipeline, pipeline, [["x"], ["z"]]]).at_once("x", "z") == 3
+    assert Crossings([[["x", "y"], ["y"]]]).at_once("x", "y") == 1  # the lane on y stays there
+
+
+def test_a_shared_link_takes_longer_for_its_bytes_not_for_its_latency() -> None:
+    link = Link(kind=LinkKind.ACROSS, latency_s=0.5, bytes_per_s=10.0)
+    assert send_seconds(link, 20) == 2.5
+    assert send_seconds(link, 20, at_once=3) == 6.5

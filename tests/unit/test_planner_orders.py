@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hetrun.errors import ConfigError
 from hetrun.model import Order, Pins, Plan, PlanLimits, Profile, RankPlan, ReplicaPlan, Split
 from hetrun.planner.bound import lower_bound
 from hetrun.planner.check import check_split
+from hetrun.planner.cost import Crossings
 from hetrun.planner.drafts import Candidate, Group, judge, narrow_windows
 from hetrun.planner.explain import explain
 from hetrun.planner.export import TARGETS, export
@@ -24,7 +26,7 @@ from hetrun.planner.shapes import ShapeMaker
 from hetrun.report.plan_page import to_page
 from hetrun.schedule import simulate_replica, step_cost
 from hetrun.schedule.modelled import modelled_timings
-from tests.unit.planner_lab import FREE_LINKS, MODEL, WHOLE, Chips, Lab, small_model
+from tests.unit.planner_lab import FREE_LINKS, LINKS, MODEL, WHOLE, Chips, Lab, small_model
 
 ALL = PlanLimits(orders=tuple(Order), fractional=True)
 
@@ -254,13 +256,18 @@ def test_both_evaluators_agree_on_routes_through_different_numbers_of_lanes(
 def laned(
     ranks: tuple[RankPlan, ...], replica: ReplicaPlan, lanes: tuple[int, ...]
 ) -> tuple[tuple[RankPlan, ...], ReplicaPlan]:
-    """Give each stage more devices like its own; links as between those that it has."""
+    """Give each stage more devices like its own; hosts' links are shared by the lanes at their busier end."""
     more: list[RankPlan] = []
     stages = []
-    for stage, count in zip(replica.stages, lanes, strict=True):
+    hosts = [[ranks[s.ranks[0]].host] * n for s, n in zip(replica.stages, lanes, strict=True)]
+    crossings = Crossings([hosts])
+    at_once = [crossings.at_once(a[0], b[0]) for a, b in pairwise(hosts)]
+    for stage, count, sends in zip(replica.stages, lanes, [*at_once, 1], strict=True):
         first = len(more)
         more += [replace(ranks[stage.ranks[0]], rank=first + n) for n in range(count)]
-        stages.append(replace(stage, ranks=tuple(range(first, first + count)), lanes=count))
+        send_s = stage.send_s + (sends - 1) * (stage.send_s - LINKS[2].latency_s)
+        own = tuple(range(first, first + count))
+        stages.append(replace(stage, ranks=own, lanes=count, send_s=send_s))
     return tuple(more), replace(replica, stages=tuple(stages))
 
 

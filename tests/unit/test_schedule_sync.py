@@ -175,3 +175,16 @@ def test_all_reduce_adds_the_slowest_island_and_the_ring_of_islands() -> None:
     slowest = 1e-3 + 1e6 / 3 / 1e7  # acme - beta
     three = [rank(0), rank(1, "beta"), rank(2, "zeta")]
     assert all_reduce_s(1e6, three, LINKS) == pytest.approx(2 * 2 * slowest)
+
+
+def test_all_reduces_at_once_share_what_lies_between_hosts_and_nothing_inside_one() -> None:
+    host = [rank(0), rank(1)]
+    assert all_reduce_s(1e6, host, LINKS, at_once=4) == all_reduce_s(1e6, host, LINKS)
+    spread = [rank(0), rank(1, host="h2")]
+    assert all_reduce_s(1e6, spread, LINKS, at_once=4) == pytest.approx(
+        2 * (1e-5 + 4 * 1e6 / 2 / 1e8)
+    )
+    vendors = [rank(0), rank(1, "zeta", host="h2")]
+    assert all_reduce_s(1e6, vendors, LINKS, at_once=2) == pytest.approx(
+        2 * (2e-3 + 2 * 1e6 / 2 / 2e7)
+    )
