@@ -37,7 +37,7 @@ Blocks = tuple[tuple[int, int], ...]  # (kind, stages), in order
 
 _MOST_TEMPLATES = 9000
 _MOST_TEMPLATES_SMALL = 1500
-_SMALL = 128  # devices, up to here
+_SMALL = 64  # devices, up to here
 _FEW = 64  # devices; up to here polishing finds what rounding loses, and scipy takes half a second to load
 _MOST_DEPTH = 128
 _GRIDS = (
