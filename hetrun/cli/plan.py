@@ -54,7 +54,7 @@ Page = Annotated[
 ]
 Out = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--out", "-o", help="Where to save [default: plan.json; --export: stdout]."),
+    typer.Option("--out", "-o", help="Where to save (plan.json; for --export stdout)."),
 ]
 MaxShapes = Annotated[
     Optional[int],  # noqa: UP045

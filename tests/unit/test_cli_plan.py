@@ -104,3 +104,9 @@ def test_tables_of_what_if_and_explain_are_shown(
     shown = hetrun("--explain").stderr
     assert "where the plan's numbers come from" in shown
     assert "memory: states" in shown
+
+
+def test_help_says_where_a_plan_and_an_export_go_when_out_is_left_out() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["plan", "--help"]).stdout.split())
+    assert "plan.json; for" in shown
+    assert "stdout)" in shown
