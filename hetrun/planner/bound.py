@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetrun import arch
-from hetrun.model import Cost
-from hetrun.planner.cost import best_part_seconds_per_row, part_seconds
+from hetrun.model import Cost, Order, RowTiming
+from hetrun.planner.cost import best_part_seconds_per_row, part_seconds, splits_backward
 from hetrun.planner.problem import Problem
 
 _WORTH_NAMING = 5e-4  # of the bound
@@ -84,15 +84,29 @@ def _device_seconds(problem: Problem, place: int) -> tuple[float, ...]:
 
 
 def _alone_s(problem: Problem) -> float:
-    """Return the least seconds of a single microbatch through the whole model: nothing splits it."""
+    """Return the least seconds of a single microbatch through the whole model: nothing splits it.
+
+    With zero bubble the gradients of weights may be left to others' waiting time; the rest is still passed in turn.
+    """
     counts = _counts(problem)
+    splits = Order.ZERO_BUBBLE in problem.orders
     return min(
         sum(
-            count * min(part_seconds(kind.timings[rows])[i] for kind in problem.kinds)
+            count * min(_passing_s(kind.timings[rows], splits=splits)[i] for kind in problem.kinds)
             for i, count in enumerate(counts)
         )
         for rows in problem.row_choices
     )
+
+
+def _passing_s(timing: RowTiming, *, splits: bool) -> tuple[float, ...]:
+    """Return the seconds of each part that the next stage or the one before has to wait for."""
+    seconds = part_seconds(timing)
+    if not (splits and splits_backward(timing)):
+        return seconds
+    layer_s, embedding_s, head_s = seconds  # no runs where the backward splits
+    weights_s = timing.layer_weights_s or 0.0, timing.head_weights_s or 0.0
+    return layer_s - weights_s[0], embedding_s, head_s - weights_s[1]
 
 
 def ideal_rows_per_s(problem: Problem) -> dict[str, float]:

@@ -37,6 +37,9 @@ _LEAST_LAYERS = 1.0  # a stage passes on average
 _DIGITS = 4  # of a cut
 _MOST_EVENTS = 400_000  # of a candidate, above which no other order is tried
 _FEW_EVENTS = 20_000  # up to here all ways are ranked
+_FEW_RANKS = (
+    10_000  # up to here real cuts are tried, whose price is traffic: each is a layout of all ranks
+)
 _NUM_PLAYED = 3  # ways that are played to the end
 _HALVINGS = 60
 
@@ -56,7 +59,8 @@ def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False
     events = _events(candidate)
     if events > _MOST_EVENTS:
         return candidate
-    for orders, fractional in choices if events <= _FEW_EVENTS else choices[-1:]:
+    is_small = events <= _FEW_EVENTS and len(candidate.layout.ranks) <= _FEW_RANKS
+    for orders, fractional in choices if is_small else choices[:1]:
         groups = tuple(
             _best_way(problem, planned, group, list(_ways(problem, group, orders, fractional)))
             if events <= _FEW_EVENTS
@@ -68,7 +72,7 @@ def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False
         tried = _settled(problem, judge(problem, groups), keep_counts=keep_counts)
         if tried.step_s < best.step_s * (1 - NEXT_TO_NOTHING):
             best = tried
-    return _shifted(problem, best) if events <= _FEW_EVENTS else best
+    return _shifted(problem, best) if is_small else best
 
 
 def _events(candidate: Candidate) -> int:
