@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo demo-3 fix check test test-ssh test-gpu bench dead clean
+.PHONY: help setup demo demo-3 fix check test test-ssh test-gpu bench chaos dead clean
 
 help:
 	@echo "make demo      set up .venv, then probe -> profile -> plan -> launch -> report on this machine"
@@ -58,6 +58,9 @@ test-gpu: setup
 
 bench: setup
 	$(BIN)/pytest -q -s -m bench tests/bench
+
+chaos: setup
+	$(BIN)/pytest -q -m 'bench and dist' tests/dist
 
 dead: setup
 	$(BIN)/vulture hetrun tests --min-confidence 60 --ignore-decorators '@app.*,@pytest.fixture*' --ignore-names 'VENDOR,test_*'

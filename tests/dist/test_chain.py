@@ -47,7 +47,7 @@ def test_default_file_names_carry_the_chain(planned: Path) -> None:
 def test_json_flag_prints_what_was_saved_and_nothing_else(planned: Path) -> None:
     result = done("plan", "tiny-llama.yaml", "--json", "-o", "again.json", cwd=planned)
     assert result.stdout == (planned / "again.json").read_text()
-    assert json.loads(result.stdout)["split"]["efficiency"]["e1"]["source"] == "modelled"
+    assert json.loads(result.stdout)["split"]["efficiency"]["e1"]["kind"] == "modelled"
 
 
 def test_launch_prints_the_run_directory_and_report_fills_it(finished: tuple[Path, Path]) -> None:

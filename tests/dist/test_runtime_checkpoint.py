@@ -380,7 +380,7 @@ def test_killed_at_a_random_moment_it_goes_on_as_if_nothing_was(seed: int, tmp_p
     chaos(seed, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.bench  # two minutes: `make chaos`
 @pytest.mark.parametrize("seed", range(3, 20))
 def test_killed_at_many_random_moments_it_goes_on(seed: int, tmp_path: Path) -> None:
     chaos(seed, tmp_path)
