@@ -79,7 +79,7 @@ def sync_s(problem: Problem, combo: Combo) -> float:
             owners[way.vendor] = owners.get(way.vendor, 0) + count * way.lanes
             tps.append(way.tp)
         num_bytes = problem.gradient_bytes(first, end, tp=min(tps))
-        until[end] = until[first] + reduce_s(problem, owners, num_bytes)
+        until[end] = until[first] + reduce_s(problem, owners, num_bytes, at_once=min(tps))
     busiest = max(
         until[end] - until[begin]
         for stage_ends in ends
@@ -98,26 +98,33 @@ def _stage_ends(shape: Shape) -> list[int]:
     return ends
 
 
-def reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: int) -> float:
-    """Return the seconds of an all-reduce over so many devices of each vendor, on likely seats; remembered."""
-    key = (tuple(owners.items()), num_bytes)
+def reduce_s(
+    problem: Problem, owners: Mapping[str, int], num_bytes: int, *, at_once: int = 1
+) -> float:
+    """Return the seconds of an all-reduce over so many devices of each vendor, on likely seats; remembered.
+
+    `at_once` of them share the interface of each host.
+    """
+    key = (tuple(owners.items()), num_bytes, at_once)
     if key not in problem.reduce_cache:
-        problem.reduce_cache[key] = _reduce_s(problem, owners, num_bytes)
+        problem.reduce_cache[key] = _reduce_s(problem, owners, num_bytes, at_once)
     return problem.reduce_cache[key]
 
 
-def _reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: int) -> float:
+def _reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: int, at_once: int) -> float:
     inside_s = 0.0
     for vendor, count in owners.items():
         if count > 1:
-            link = problem.link(problem.inside[vendor], vendor, vendor)
-            inside_s = max(inside_s, _ring_s(num_bytes, count, [link]))
+            kind = problem.inside[vendor]
+            leaving = num_bytes * (1 if kind is LinkKind.INSIDE_HOST else at_once)
+            link = problem.link(kind, vendor, vendor)
+            inside_s = max(inside_s, _ring_s(leaving, count, [link]))
     vendors = sorted(owners)
     if len(vendors) == 1:
         return inside_s
     neighbours = zip(vendors, [*vendors[1:], vendors[0]], strict=True)
     hops = [problem.link(LinkKind.ACROSS, a, b) for a, b in neighbours]
-    return inside_s + _ring_s(num_bytes, len(vendors), hops)
+    return inside_s + _ring_s(num_bytes * at_once, len(vendors), hops)
 
 
 def _ring_s(num_bytes: int, size: int, hops: Sequence[Link]) -> float:

@@ -52,7 +52,7 @@ class Problem:
     fractional: bool = False  # a layer may live on two stages
 
     @cached_property
-    def reduce_cache(self) -> dict[tuple[tuple[tuple[str, int], ...], int], float]:
+    def reduce_cache(self) -> dict[tuple[tuple[tuple[str, int], ...], int, int], float]:
         """Seconds of all-reduces that were asked for, by devices per vendor and bytes."""
         return {}
 
@@ -167,6 +167,13 @@ class Problem:
     def takes_turns(self) -> bool:
         """Whether a stage may have several lanes."""
         return any(kind.lanes > 1 for kind in self.kinds)
+
+    def without_tp(self) -> Problem:
+        """Return the same problem with every layer on as few devices as each group allows."""
+        least: dict[int, int] = {}
+        for kind in self.kinds:
+            least[kind.group] = min(kind.tp, least.get(kind.group, kind.tp))
+        return replace(self, kinds=tuple(k for k in self.kinds if k.tp == least[k.group]))
 
     def without_lanes(self) -> Problem:
         """Return the same problem with one lane for every stage."""

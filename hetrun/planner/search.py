@@ -49,6 +49,8 @@ _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one s
 _LANES = (1, 2, 4)  # to advise
 _LANES_SLOWER = 4  # an event of lanes takes so many times as long
 _MANY = 24  # devices; with more of them shapes are handled as arrays
+_MUCH_TRAFFIC = 0.05  # of a step, in sends that are waited for
+_MOST_TWICE = 20_000  # devices; with more of them a second search takes too long
 _NUM_SCALED = 8  # combinations of many devices that the simulator ranks
 _RANKS_BUDGET = 500  # ranks laid out in one search of many devices, after the first combination
 _NUM_POLISHED_MANY = 2
@@ -102,7 +104,7 @@ def _search(problem: Problem, *, quick: bool, large: bool) -> Outcome:
     _check_batch(problem)
     maker = ShapeMaker(problem)
     if large or is_large(problem):
-        return _search_many(maker, quick=quick)
+        return _less_traffic(problem, _search_many(maker, quick=quick), quick=quick)
     shapes = enumerate_shapes(maker, quick=quick)
     if not shapes:
         raise shortage(maker)
@@ -119,6 +121,26 @@ def _search(problem: Problem, *, quick: bool, large: bool) -> Outcome:
         found_best,
         memory_bound=maker.dropped_for_memory > 0 or any(shape.memory_bound for shape in shapes),
     )
+
+
+def _less_traffic(problem: Problem, found: Outcome, *, quick: bool) -> Outcome:
+    """Return the better of what was found and what is best on wider pipelines, where sends take much of a step.
+
+    Many shapes are ranked without the sharing of a host's interface, which weighs on short pipelines of shared layers.
+    """
+    wider = problem.without_tp()
+    if quick or len(wider.kinds) == len(problem.kinds) or problem.num_devices > _MOST_TWICE:
+        return found
+    if found.best.layout.cost.p2p_s <= _MUCH_TRAFFIC * found.best.step_s:
+        return found
+    try:
+        other = _search_many(ShapeMaker(wider), quick=quick)
+    except NoPlanError as error:
+        log.debug("on wider pipelines: %s", error)
+        return found
+    if other.best.step_s >= found.best.step_s:
+        return found
+    return replace(other, bound_s=found.bound_s, num_shapes=found.num_shapes)
 
 
 def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:

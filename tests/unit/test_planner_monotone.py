@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrun.planner.variety import FEW
 from tests.unit.planner_lab import Chips, Lab
 from tests.unit.test_planner_properties import labs, plan_or_none
 
 pytestmark = pytest.mark.slow
 
 EXACT = 1e-9
+NEAR = 0.01  # with more devices only some combinations are laid out, with real cuts fewer still
+
+
+def allowed(lab: Lab) -> float:
+    """How much of a step the search may miss."""
+    return EXACT if sum(chips.num_devices for chips in lab.chips) <= FEW else NEAR
 
 
 @settings(max_examples=25, deadline=None)
@@ -26,8 +33,9 @@ def test_one_more_device_never_makes_a_plan_slower(lab: Lab) -> None:
         return
     first = lab.chips[0]
     more: list[Chips] = [replace(first, num_devices=first.num_devices + 1), *lab.chips[1:]]
-    after = replace(lab, chips=more).plan()
-    assert after.split.cost.step_s <= before.split.cost.step_s * (1 + EXACT)
+    larger = replace(lab, chips=more)
+    after = larger.plan()
+    assert after.split.cost.step_s <= before.split.cost.step_s * (1 + allowed(larger))
 
 
 @settings(max_examples=25, deadline=None)
@@ -43,4 +51,4 @@ def test_faster_links_never_make_a_plan_slower(lab: Lab, factor: float) -> None:
         for link in lab.links
     )
     after = replace(lab, links=links).plan()
-    assert after.split.cost.step_s <= before.split.cost.step_s * (1 + EXACT)
+    assert after.split.cost.step_s <= before.split.cost.step_s * (1 + allowed(lab))
