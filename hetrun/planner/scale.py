@@ -380,9 +380,7 @@ def _sync(problem: Problem, kinds: Any, layers: Any, need: Floats) -> tuple[Floa
         place = problem.places[number]
         members = kind.lanes * np.maximum(1.0, capacity[place] / np.maximum(need[place], 1.0))
         link = problem.link(problem.inside[kind.vendor], kind.vendor, kind.vendor)
-        held = np.where(kinds == number, num_bytes, 0.0).max(axis=1)
-        if link.kind is LinkKind.INSIDE_HOST:
-            held = held / kind.tp  # else the shares leave by one interface
+        held = np.where(kinds == number, num_bytes, 0.0).max(axis=1) / kind.tp
         hop_s = link.latency_s + held / members / link.bytes_per_s
         inside = np.maximum(inside, np.where(held > 0, 2 * (members - 1) * hop_s, 0.0))
     across = np.zeros(len(kinds))
