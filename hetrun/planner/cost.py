@@ -10,6 +10,7 @@ from typing import Any
 
 from hetrun import arch
 from hetrun.model import DeviceProfile, Link, ModelSpec, RowTiming, RunTiming
+from hetrun.schedule.sync import ring_s
 
 _PARTS = (
     "layer_forward_s",
@@ -61,8 +62,7 @@ def shared_timing(timing: RowTiming, link: Link, layer_output_bytes: int) -> Row
     """
     if timing.tp == 1:
         return timing
-    hops = 2 * (timing.tp - 1)
-    forward_s = 2 * hops * (link.latency_s + layer_output_bytes / timing.tp / link.bytes_per_s)
+    forward_s = 2 * ring_s(layer_output_bytes, timing.tp, [link])
     backward_s = forward_s * (1 + timing.recompute)
     return replace(
         timing,

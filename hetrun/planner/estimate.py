@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from heapq import heappush, heappushpop
 from itertools import pairwise
 
-from hetrun.model import Link, LinkKind
+from hetrun.model import LinkKind
 from hetrun.planner.apportion import Part, level_s
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape
 from hetrun.schedule.step import SCALAR_BYTES
+from hetrun.schedule.sync import ring_s
 
 Combo = tuple[tuple[Shape, int], ...]  # replica shapes and how many of each
 
@@ -118,14 +119,10 @@ def _reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: int, at_on
             kind = problem.inside[vendor]
             leaving = num_bytes * (1 if kind is LinkKind.INSIDE_HOST else at_once)
             link = problem.link(kind, vendor, vendor)
-            inside_s = max(inside_s, _ring_s(leaving, count, [link]))
+            inside_s = max(inside_s, ring_s(leaving, count, [link]))
     vendors = sorted(owners)
     if len(vendors) == 1:
         return inside_s
     neighbours = zip(vendors, [*vendors[1:], vendors[0]], strict=True)
     hops = [problem.link(LinkKind.ACROSS, a, b) for a, b in neighbours]
-    return inside_s + _ring_s(num_bytes * at_once, len(vendors), hops)
-
-
-def _ring_s(num_bytes: int, size: int, hops: Sequence[Link]) -> float:
-    return 2 * (size - 1) * max(h.latency_s + num_bytes / size / h.bytes_per_s for h in hops)
+    return inside_s + ring_s(num_bytes * at_once, len(vendors), hops)

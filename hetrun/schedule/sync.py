@@ -180,18 +180,16 @@ def all_reduce_s(
             same = len(set(hosts)) == 1
             kind = LinkKind.INSIDE_HOST if same else LinkKind.INSIDE_ISLAND
             hop = [find_link(links, kind, vendor, vendor)]
-            inside_s = max(
-                inside_s, _ring_s(num_bytes if same else crossing_bytes, len(hosts), hop)
-            )
+            inside_s = max(inside_s, ring_s(num_bytes if same else crossing_bytes, len(hosts), hop))
     vendors = sorted(hosts_of)
     if len(vendors) == 1:
         return inside_s
     neighbours = zip(vendors, [*vendors[1:], vendors[0]], strict=True)
     hops = [find_link(links, LinkKind.ACROSS, a, b) for a, b in neighbours]
-    return inside_s + _ring_s(crossing_bytes, len(vendors), hops)
+    return inside_s + ring_s(crossing_bytes, len(vendors), hops)
 
 
-def _ring_s(num_bytes: float, size: int, hops: Sequence[Link]) -> float:
+def ring_s(num_bytes: float, size: int, hops: Sequence[Link]) -> float:
     """Seconds of a ring all-reduce whose rounds last as long as their slowest hop."""
     hop_s = max(hop.latency_s + num_bytes / size / hop.bytes_per_s for hop in hops)
     return 2 * (size - 1) * hop_s
