@@ -16,10 +16,11 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hetrun.model import HostSpec
+from hetrun.model import EmulatedChip, HostSpec
 
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
@@ -268,3 +269,22 @@ def _until(condition: object, what: str, timeout_s: float = 15.0) -> None:
         if time.monotonic() > deadline_s:
             raise RuntimeError(f"lab: not within {timeout_s:g} s: {what}")
         time.sleep(0.02)
+
+
+def emulating(hosts: Sequence[LabHost]) -> tuple[HostSpec, ...]:
+    """Hosts of the lab, the n-th of which plays one chip of a vendor of its own, n times as quick as the first."""
+    return tuple(
+        replace(
+            host.spec(),
+            emulate=(
+                EmulatedChip(
+                    vendor=f"emu-{number}",
+                    model="m",
+                    num_devices=1,
+                    flops_per_s=1e9 * number,
+                    memory_bytes=1 << 30,
+                ),
+            ),
+        )
+        for number, host in enumerate(hosts, 1)
+    )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hetrun.model import CurveKind, EmulatedChip, Inventory
+from hetrun.model import CurveKind, Inventory
 from hetrun.probe import probe
 from hetrun.profile import profile
 from hetrun.recipe import load_recipe
 from tests.chain import ROOT
-from tests.ssh.lab import LabHost
+from tests.ssh.lab import LabHost, emulating
 from tests.ssh.launches import lab_plan, launch_fake
 
 pytestmark = pytest.mark.ssh
@@ -39,21 +38,7 @@ def test_a_whole_launch_is_one_connection_per_host(hosts: Hosts, tmp_path: Path)
 
 
 def test_a_whole_profile_is_one_connection_per_host(hosts: Hosts) -> None:
-    specs = tuple(
-        replace(
-            host.spec(),
-            emulate=(
-                EmulatedChip(
-                    vendor=f"emu-{number}",
-                    model="m",
-                    num_devices=1,
-                    flops_per_s=1e9 * number,
-                    memory_bytes=1 << 30,
-                ),
-            ),
-        )
-        for number, host in enumerate(hosts[:2], 1)
-    )
+    specs = emulating(hosts[:2])
     with accepted(hosts[:2], times=1):
         facts = probe(Inventory(name="lab", hosts=specs))
     with accepted(hosts[:2], times=1):

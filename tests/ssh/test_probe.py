@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hetrun.model import EmulatedChip, HostSpec, Inventory
+from hetrun.model import HostSpec, Inventory
 from hetrun.probe import Answered, answered, probe
 from hetrun.profile import profile
 from hetrun.recipe import load_recipe
-from tests.ssh.lab import LabHost
+from tests.ssh.lab import LabHost, emulating
 
 pytestmark = pytest.mark.ssh
 Hosts = tuple[LabHost, LabHost, LabHost]
@@ -35,21 +34,7 @@ def test_hosts_are_described_and_one_that_is_away_says_why(hosts: Hosts) -> None
 
 
 def test_emulated_chips_answer_over_ssh_with_their_declared_figures(hosts: Hosts) -> None:
-    specs = tuple(
-        replace(
-            host.spec(),
-            emulate=(
-                EmulatedChip(
-                    vendor=f"emu-{number}",
-                    model="m",
-                    num_devices=1,
-                    flops_per_s=1e9 * number,
-                    memory_bytes=1 << 30,
-                ),
-            ),
-        )
-        for number, host in enumerate(hosts[:2], 1)
-    )
+    specs = emulating(hosts[:2])
     facts = probe(Inventory(name="lab", hosts=specs))
     found = profile(facts, load_recipe(TINY))
     slow, fast = (device.timings[0].layer_forward_s for device in found.devices)
