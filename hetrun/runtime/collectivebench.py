@@ -57,24 +57,20 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRequest:
-    """collective.json: the ranks of this host, where they meet the others, and how much to measure."""
+class CollectiveRequest(Appointment):
+    """collective.json: the ranks of this host, where they meet the others, and how much to measure.
+
+    The server is the host of rank 0, the client the other one, if any; a rank waits for another one for `connect_s` too.
+    """
 
     backend: str  # name in torch.distributed
     world_size: int
     seats: tuple[Seat, ...]
-    server_addr: str  # numeric; of the host of rank 0
-    client_addr: str  # numeric; of the other host, if any
-    ports: tuple[int, ...]
-    token: str  # hex
     p2p: bool  # also one message between ranks 0 and 1
     sizes: tuple[int, ...]  # bytes, ascending
     min_repeats: int
     max_repeats: int
     budget_s: float  # of repeats for one size
-    connect_s: (
-        float  # how long hosts look for each other, and how long a rank waits for another one
-    )
     start_s: float  # until all ranks have their torch and device
     deadline_s: float  # of what is measured
 
@@ -83,18 +79,7 @@ class CollectiveRequest:
             raise ValueError(f"sizes {list(self.sizes)[:5]}, need 4 to {_MAX_BYTES}")
         if not self.seats or not all(0 <= seat.rank < self.world_size for seat in self.seats):
             raise ValueError(f"{len(self.seats)} ranks here, of {self.world_size} in all")
-        _ = self.appointment  # valid as well
-
-    @property
-    def appointment(self) -> Appointment:
-        """How two hosts find each other."""
-        return Appointment(
-            server_addr=self.server_addr,
-            client_addr=self.client_addr,
-            ports=self.ports,
-            token=self.token,
-            connect_s=self.connect_s,
-        )
+        Appointment.__post_init__(self)  # super() finds no class with slots
 
     @property
     def is_alone(self) -> bool:
@@ -171,7 +156,7 @@ def _other_host(request: CollectiveRequest) -> Iterator[socket.socket | None]:
         yield None
         return
     meet = await_client if request.is_server else find_server
-    with closing(meet(request.appointment)) as stream:
+    with closing(meet(request)) as stream:
         stream.settimeout(request.connect_s)
         yield stream
 

@@ -55,36 +55,20 @@ class Do(int, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRequest:
+class LinkRequest(Appointment):
     """link.json: which end, where, and how much."""
 
     role: Role
-    server_addr: str  # numeric
-    client_addr: str  # numeric
-    ports: tuple[int, ...]
-    token: str  # hex
     sizes: tuple[int, ...]  # bytes, ascending
     min_repeats: int
     max_repeats: int
     budget_s: float  # of repeats for one size and direction, once there are min_repeats
-    connect_s: float  # how long the ends wait for each other
     deadline_s: float  # of all
 
     def __post_init__(self) -> None:
         if not self.sizes or not all(1 <= size <= _MAX_BYTES for size in self.sizes):
             raise ValueError(f"sizes {list(self.sizes)[:5]}, need 1 to {_MAX_BYTES}")
-        _ = self.appointment  # valid as well
-
-    @property
-    def appointment(self) -> Appointment:
-        """How the two ends find each other."""
-        return Appointment(
-            server_addr=self.server_addr,
-            client_addr=self.client_addr,
-            ports=self.ports,
-            token=self.token,
-            connect_s=self.connect_s,
-        )
+        Appointment.__post_init__(self)  # super() finds no class with slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +140,7 @@ def serve(request: LinkRequest) -> None:
         PreflightError: the address is not one of this host, or all ports are taken.
         JobError: no client in time, or it broke off.
     """
-    with await_client(request.appointment) as stream:
+    with await_client(request) as stream:
         _answer(stream, request)
 
 
@@ -191,7 +175,7 @@ def measure(request: LinkRequest) -> LinkResult:
         JobError: no server that holds the token in time, or it broke off.
     """
     started_s = time.monotonic()
-    stream = find_server(request.appointment)
+    stream = find_server(request)
     try:
         with stream:
             _tune(stream)
