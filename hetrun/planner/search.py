@@ -124,19 +124,19 @@ def _search(problem: Problem, *, quick: bool, large: bool) -> Outcome:
 
 
 def _less_traffic(problem: Problem, found: Outcome, *, quick: bool) -> Outcome:
-    """Return the better of what was found and what is best on wider pipelines, where sends take much of a step.
+    """Return the better of what was found and what is best on longer pipelines, where sends take much of a step.
 
     Many shapes are ranked without the sharing of a host's interface, which weighs on short pipelines of shared layers.
     """
-    wider = problem.without_tp()
-    if quick or len(wider.kinds) == len(problem.kinds) or problem.num_devices > _MOST_TWICE:
+    longer = problem.without_tp()
+    if quick or len(longer.kinds) == len(problem.kinds) or problem.num_devices > _MOST_TWICE:
         return found
     if found.best.layout.cost.p2p_s <= _MUCH_TRAFFIC * found.best.step_s:
         return found
     try:
-        other = _search_many(ShapeMaker(wider), quick=quick)
+        other = _search_many(ShapeMaker(longer), quick=quick)
     except NoPlanError as error:
-        log.debug("on wider pipelines: %s", error)
+        log.debug("on longer pipelines: %s", error)
         return found
     if other.best.step_s >= found.best.step_s:
         return found

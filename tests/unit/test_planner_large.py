@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from hetrun.errors import NoPlanError
-from hetrun.model import GIB, MIB, Dtype, ModelSpec, Plan, PlanLimits
+from hetrun.model import GIB, MIB, Dtype, ModelSpec, Order, Plan, PlanLimits
 from hetrun.planner import plan
 from hetrun.planner.apportion import Part, apportion
 from hetrun.planner.check import check_split
@@ -146,3 +146,28 @@ def test_share_of_768_devices_moves_with_their_speed() -> None:
     shares = [share_of_a(result) for result in results]
     assert shares == sorted(shares)
     assert shares[-1] > 3 * shares[0]
+
+
+def test_allowing_shared_layers_never_hides_the_better_long_pipelines_of_many_devices() -> None:
+    model = ModelSpec(
+        num_layers=40, hidden_size=5120, num_heads=40, ffn_size=13824, vocab_size=32000
+    )
+    chips = [
+        Chips(vendor=vendor, num_devices=7, gflops=300e3 * speed, memory=gib * GIB, per_host=8)
+        for vendor, speed, gib in zip(
+            "abcd", (1.0, 0.62, 0.35, 0.22), (96, 64, 64, 32), strict=True
+        )
+    ]
+    whole_layers = PlanLimits(orders=(Order.ONE_F_ONE_B,), fractional=False)
+    lab = Lab(
+        chips=chips,
+        model=model,
+        batch=448,
+        rows=(1, 2),
+        seq_len=4096,
+        dtype=Dtype.BF16,
+        limits=whole_layers,
+    )
+    alone = lab.plan()
+    shared = replace(lab, limits=replace(whole_layers, tp=(1, 2))).plan()
+    assert shared.split.cost.step_s <= alone.split.cost.step_s
