@@ -12,6 +12,7 @@ from hetrun.model.base import (
     Source,
     check_name,
 )
+from hetrun.model.decoder import LayerCount, ModelCount, ModelSpec
 from hetrun.model.facts import (
     Device,
     DeviceLink,
@@ -31,6 +32,7 @@ from hetrun.model.inventory import (
     LinkKind,
     SshHop,
 )
+from hetrun.model.limits import Order, Pins, PlanLimits, Role
 from hetrun.model.plan import (
     Baseline,
     Cost,
@@ -58,14 +60,7 @@ from hetrun.model.recipe import (
     DataSpec,
     Dtype,
     LaunchSpec,
-    LayerCount,
-    ModelCount,
-    ModelSpec,
-    Order,
-    Pins,
-    PlanLimits,
     Recipe,
-    Role,
     TokenDtype,
     TrainSpec,
 )

@@ -10,7 +10,8 @@ from math import ceil, floor, isfinite
 
 from hetrun.model.base import SCHEMA_VERSION, Noun, Source, need
 from hetrun.model.inventory import HostSpec, Link
-from hetrun.model.recipe import Order, Recipe
+from hetrun.model.limits import Order
+from hetrun.model.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hetrun.model.base import SCHEMA_VERSION, Noun, Quantity, Source, need
+from hetrun.model.decoder import ModelSpec
 from hetrun.model.inventory import Link, LinkKind
-from hetrun.model.recipe import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

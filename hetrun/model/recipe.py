@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hetrun.model.base import ENV_NAME, Noun, check_name, check_text, need
+from hetrun.model.decoder import ModelSpec
+from hetrun.model.limits import PlanLimits
 
 MAX_STEPS = 10**9
 MAX_BATCH_ROWS = 1 << 20
@@ -34,80 +36,6 @@ class Dtype(str, Enum):
     FP64 = "fp64"
     FP32 = "fp32"
     BF16 = "bf16"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCount(Noun):
-    """What each of `num_layers` equal, consecutive layers holds and computes."""
-
-    num_layers: int
-    parameters: int  # of one layer, all experts included
-    active_parameters: int  # of the matrices that one token passes; forward costs 2 FLOPs each
-    attention_width: int  # query heads x (key + value size); causal attention costs this x seq_len
-    wide_elements: int  # held per token for the backward, in fp32 at least
-    elements: int  # held per token for the backward, in the recipe's dtype
-    shared_wide_elements: int = 0  # of these, what devices that share the layer hold a part of each
-    shared_elements: int = 0
-
-    def __post_init__(self) -> None:
-        for what in ("num_layers", "parameters", "active_parameters"):
-            need(getattr(self, what) >= 1, f"layers: {what} {getattr(self, what)}, need at least 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCount(Noun):
-    """What a decoder of another shape than llama's holds, counted from its config by `hetrun.arch`."""
-
-    layers: tuple[LayerCount, ...]  # runs of equal layers, in order
-    embedding_parameters: int  # token table, learned positions and a norm after them
-    head_parameters: int  # final norm and output projection, as if not tied
-
-    def __post_init__(self) -> None:
-        need(bool(self.layers), "model: counts of no layers")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec(Noun):
-    """A decoder. Without `counts` it is llama-shaped: RMSNorm, rotary grouped-query attention, SwiGLU.
-
-    With `counts` it is of another `family`: it can be counted and planned, not trained by hetrun's own runtime.
-    """
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    ffn_size: int
-    vocab_size: int
-    num_kv_heads: int | None = None  # num_heads when None
-    tied_embeddings: bool = False
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-    family: str = "llama"  # model_type of the config that it was read from
-    counts: ModelCount | None = None
-
-    def __post_init__(self) -> None:
-        for what in ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size"):
-            need(getattr(self, what) >= 1, f"model: {what} {getattr(self, what)}, need at least 1")
-        for what in ("rope_theta", "norm_eps"):
-            need(getattr(self, what) > 0, f"model: {what} {getattr(self, what)}, need more than 0")
-        check_name("model: family", self.family)
-        if self.counts is not None:
-            counted = sum(run.num_layers for run in self.counts.layers)
-            need(
-                counted == self.num_layers,
-                f"model: counts of {counted} layers, need num_layers {self.num_layers}",
-            )
-            return  # other families have heads of any size
-        need(self.family == "llama", f"model: family {self.family} without counts; name its config")
-        need(
-            self.hidden_size % (2 * self.num_heads) == 0,
-            f"model: hidden_size {self.hidden_size}, need a multiple of 2 * num_heads = {2 * self.num_heads}",
-        )
-        num_kv_heads = self.num_kv_heads or self.num_heads
-        need(
-            num_kv_heads >= 1 and self.num_heads % num_kv_heads == 0,
-            f"model: num_kv_heads {num_kv_heads}, need a divisor of num_heads {self.num_heads}",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,93 +145,6 @@ class TrainSpec(Noun):
         need(
             self.eval_every is None or self.eval_every >= 1,
             f"train: eval_every {self.eval_every}, need at least 1",
-        )
-
-
-class Order(str, Enum):
-    """Order of forwards and backwards on the stages of a pipeline."""
-
-    ONE_F_ONE_B = "1f1b"
-    ZERO_BUBBLE = "zero-bubble"  # the backward of the weights waits for a gap, up to a bound
-
-
-class Role(str, Enum):
-    """What a vendor's devices must do."""
-
-    IDLE = "idle"
-    FIRST = "first"  # the first stage of every replica is theirs
-    LAST = "last"  # the last stage of every replica is theirs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins(Noun):
-    """What the user insists on; what is left out stays free. `hetrun plan` prints what the pins cost."""
-
-    layers: tuple[int, ...] = ()  # of each stage, of every replica
-    order: tuple[str, ...] = ()  # vendors that share a pipeline stand in this order
-    roles: dict[str, Role] = field(default_factory=dict)  # by vendor
-    rows: tuple[int, ...] = ()  # of each replica, in any order
-    tp: dict[str, int] = field(default_factory=dict)  # devices that share each layer, by vendor
-
-    def __post_init__(self) -> None:
-        need(
-            all(count >= 1 for count in self.layers),
-            f"pins: layers {list(self.layers)}, need 1 each",
-        )
-        need(all(count >= 1 for count in self.rows), f"pins: rows {list(self.rows)}, need 1 each")
-        need(all(tp >= 1 for tp in self.tp.values()), f"pins: tp {self.tp}, need 1 each")
-        need(
-            len(set(self.order)) == len(self.order),
-            f"pins: order {list(self.order)}, need each vendor once",
-        )
-        for role in (Role.FIRST, Role.LAST):
-            who = sorted(vendor for vendor, own in self.roles.items() if own is role)
-            need(len(who) <= 1, f"pins: {' and '.join(who)} cannot both be {role.value}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanLimits(Noun):
-    """What the planner must keep to."""
-
-    orders: tuple[Order, ...] = tuple(Order)  # of forwards and backwards, to choose from
-    fractional: bool = (
-        True  # a layer may live on two stages, so that their shares match their speeds
-    )
-
-    max_stages: int | None = None
-    max_shapes: int | None = None  # different kinds of replicas; fewer are simpler to run elsewhere
-    memory_fraction: float = (
-        0.92  # of a device's memory; the rest is for libraries and fragmentation
-    )
-    tp: tuple[int, ...] = (1,)  # numbers of devices that may share a layer, to choose from
-    lanes: tuple[int, ...] = (1,)  # numbers of copies that a stage may have, to choose from
-    recompute: bool = False  # the planner may choose to run forwards again in the backward
-    pins: Pins | None = None
-
-    def __post_init__(self) -> None:
-        need(
-            self.max_stages is None or self.max_stages >= 1,
-            f"plan: max_stages {self.max_stages}, need at least 1",
-        )
-        need(
-            self.max_shapes is None or self.max_shapes >= 1,
-            f"plan: max_shapes {self.max_shapes}, need at least 1",
-        )
-        need(
-            Order.ONE_F_ONE_B in self.orders and len(set(self.orders)) == len(self.orders),
-            f"plan: orders {[order.value for order in self.orders]}, need 1f1b and others once each",
-        )
-        need(
-            0 < self.memory_fraction <= 1,
-            f"plan: memory_fraction {self.memory_fraction}, need 0 to 1",
-        )
-        need(
-            bool(self.tp) and all(tp >= 1 for tp in self.tp) and len(set(self.tp)) == len(self.tp),
-            f"plan: tp {list(self.tp)}, need different numbers of at least 1",
-        )
-        need(
-            1 in self.lanes and min(self.lanes) >= 1 and len(set(self.lanes)) == len(self.lanes),
-            f"plan: lanes {list(self.lanes)}, need 1 and other numbers of at least 1 once each",
         )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetrun.model.base import SCHEMA_VERSION, Noun
+from hetrun.model.decoder import ModelSpec
 from hetrun.model.plan import Baseline, Cost, Efficiency
-from hetrun.model.recipe import ModelSpec, TrainSpec
+from hetrun.model.recipe import TrainSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
