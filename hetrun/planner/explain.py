@@ -18,7 +18,7 @@ from hetrun.model import (
     StagePlan,
 )
 from hetrun.planner.cost import Piece, is_extrapolated, stage_parameters, timing_at
-from hetrun.planner.memory import STATES_PER_PARAMETER
+from hetrun.planner.memory import state_bytes
 from hetrun.planner.words import plural
 
 
@@ -212,10 +212,13 @@ def _memory_terms(recipe: Recipe, stage: StagePlan, of: str, *, rows: int) -> It
         has_embedding=stage.has_embedding,
         has_head=stage.has_head,
     )
-    element = arch.BYTES_PER_ELEMENT[recipe.train.dtype]
+    each = state_bytes(recipe.train.dtype)
     parameters = stage_parameters(recipe.model, piece, tp=len(stage.ranks) // stage.lanes)
-    states = STATES_PER_PARAMETER * parameters * element
-    how = f"{parameters:,} parameters x {STATES_PER_PARAMETER} (weight, gradient, two moments) x {element} bytes"
+    states = each.total * parameters
+    how = (
+        f"{parameters:,} parameters x {each.total} bytes (weight {each.weight},"
+        f" gradient {each.gradient}, AdamW's moments {each.optimizer})"
+    )
     yield _term("memory: states", of, states, "bytes", how)
     kept = "inputs of layers" if stage.recompute else "activations"
     held = stage.most_held or stage.window

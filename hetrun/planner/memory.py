@@ -8,8 +8,27 @@ from hetrun import arch
 from hetrun.model import Dtype, LayerCount, ModelSpec
 from hetrun.planner.cost import Piece, stage_parameters
 
-STATES_PER_PARAMETER = 4  # weight, gradient and AdamW's two moments, all in the recipe's dtype
 _WIDE = 4  # norms and loss compute in fp32 at least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes that one parameter takes, apart from activations."""
+
+    weight: int  # what forward and backward compute with
+    gradient: int
+    optimizer: int  # its moments, and a master copy of the weight where it keeps one
+
+    @property
+    def total(self) -> int:
+        """Bytes of a parameter whose optimizer state is not shared out."""
+        return self.weight + self.gradient + self.optimizer
+
+
+_ADAMW = {  # weight, gradient and two moments, all in the recipe's dtype
+    dtype: StateBytes(weight=size, gradient=size, optimizer=2 * size)
+    for dtype, size in arch.BYTES_PER_ELEMENT.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +42,11 @@ class Load:
     recompute: bool = False  # only the layers' inputs wait for the backward
 
 
+def state_bytes(dtype: Dtype) -> StateBytes:
+    """Return what one parameter takes in training."""
+    return _ADAMW[dtype]
+
+
 def stage_bytes(model: ModelSpec, dtype: Dtype, piece: Piece, load: Load) -> int:
     """Return peak bytes of each device of a stage.
 
@@ -31,8 +55,7 @@ def stage_bytes(model: ModelSpec, dtype: Dtype, piece: Piece, load: Load) -> int
     layer at a time is whole (the largest; of the whole model, where a stage has no layers yet).
     """
     rows, seq_len, window = load.rows, load.seq_len, load.window
-    element = arch.BYTES_PER_ELEMENT[dtype]
-    states = STATES_PER_PARAMETER * stage_parameters(model, piece, tp=load.tp) * element
+    states = state_bytes(dtype).total * stage_parameters(model, piece, tp=load.tp)
     runs = arch.runs_between(model, piece.first_layer, piece.first_layer + piece.num_layers)
     held = sum(count * _held_bytes(model, run, dtype, load) for run, count in runs)
     whole = [run for run, _ in runs] or arch.layer_runs(model)
@@ -45,7 +68,7 @@ def stage_bytes(model: ModelSpec, dtype: Dtype, piece: Piece, load: Load) -> int
 def layer_bytes(model: ModelSpec, run: LayerCount, dtype: Dtype, load: Load) -> int:
     """Return what one more layer of a run adds to each device of a stage."""
     parameters = -(-run.parameters // load.tp)
-    states = STATES_PER_PARAMETER * parameters * arch.BYTES_PER_ELEMENT[dtype]
+    states = state_bytes(dtype).total * parameters
     return states + load.window * _held_bytes(model, run, dtype, load)
 
 
