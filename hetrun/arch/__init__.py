@@ -10,7 +10,17 @@ from functools import lru_cache
 from hetrun.errors import ConfigError
 from hetrun.model import Dtype, LayerCount, ModelSpec
 
-BYTES_PER_ELEMENT = {Dtype.FP64: 8, Dtype.FP32: 4, Dtype.BF16: 2}
+BYTES_PER_ELEMENT = {  # of activations and messages
+    Dtype.FP64: 8,
+    Dtype.FP32: 4,
+    Dtype.BF16: 2,
+    Dtype.BF16_MIXED: 2,
+}
+BYTES_PER_PARAMETER = {**BYTES_PER_ELEMENT, Dtype.BF16_MIXED: 4}  # each of it, gradient, moments
+COPY_BYTES_PER_PARAMETER = {  # of matrices in the format of the arithmetic, where that is another one
+    **dict.fromkeys(Dtype, 0),
+    Dtype.BF16_MIXED: 2,
+}
 WIDE_BYTES = 4  # norms and loss compute in fp32 at least
 
 

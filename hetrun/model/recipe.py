@@ -36,6 +36,7 @@ class Dtype(str, Enum):
     FP64 = "fp64"
     FP32 = "fp32"
     BF16 = "bf16"
+    BF16_MIXED = "bf16-mixed"  # matrices, activations and messages; parameters, gradients, moments fp32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

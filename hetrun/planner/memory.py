@@ -25,9 +25,11 @@ class StateBytes:
         return self.weight + self.gradient + self.optimizer
 
 
-_ADAMW = {  # weight, gradient and two moments, all in the recipe's dtype
-    dtype: StateBytes(weight=size, gradient=size, optimizer=2 * size)
-    for dtype, size in arch.BYTES_PER_ELEMENT.items()
+_ADAMW = {  # weight, gradient and two moments, all in one dtype; beside the weight its copy for the arithmetic, if any
+    dtype: StateBytes(
+        weight=size + arch.COPY_BYTES_PER_PARAMETER[dtype], gradient=size, optimizer=2 * size
+    )
+    for dtype, size in arch.BYTES_PER_PARAMETER.items()
 }
 
 

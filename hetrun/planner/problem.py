@@ -157,7 +157,7 @@ class Problem:
             count += arch.embedding_parameters(self.model)
         if end == self.model.num_layers:
             count += arch.head_parameters(self.model)
-        return count * arch.BYTES_PER_ELEMENT[self.dtype]
+        return count * arch.BYTES_PER_PARAMETER[self.dtype]
 
     def only(self, vendor: str) -> Problem:
         """Return the same problem with the devices of one vendor."""

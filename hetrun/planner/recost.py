@@ -21,7 +21,8 @@ from hetrun.model import (
 )
 from hetrun.planner.replay import replay_lanes
 
-_WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2}  # bytes
+_WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "bf16-mixed": 2}  # bytes of an activation
+_GRADIENT_WIDTHS = {**_WIDTHS, "bf16-mixed": 4}
 
 
 def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
@@ -37,7 +38,7 @@ def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
         for stage, ends in zip(replica.stages, played[alike], strict=True):
             for place, rank in enumerate(stage.ranks):
                 clocks[rank] = ends[place // _tp(stage)]
-    width = _WIDTHS[recipe.train.dtype.value]
+    width = _GRADIENT_WIDTHS[recipe.train.dtype.value]
     for members, parameters, tp in _owner_sets(split, recipe.model):
         on = {rank: split.ranks[rank] for rank in members}
         _meet(clocks, on, parameters * width, profile.links, times=tp)

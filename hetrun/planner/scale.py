@@ -372,7 +372,7 @@ def _sync(problem: Problem, kinds: Any, layers: Any, need: Floats) -> tuple[Floa
     """Return about how long the busiest stage's gradients take: inside its vendor, and across vendors on top."""
     import numpy as np
 
-    element = arch.BYTES_PER_ELEMENT[problem.dtype]
+    element = arch.BYTES_PER_PARAMETER[problem.dtype]
     num_bytes = layers * arch.mean_layer_parameters(problem.model) * element
     inside = np.zeros(len(kinds))
     capacity = np.asarray(problem.capacity, dtype=float)

@@ -5,7 +5,7 @@ Emulated chips keep their declared figures, labelled modelled.
 
 from __future__ import annotations
 
-from hetrun.arch import BYTES_PER_ELEMENT
+from hetrun.arch import BYTES_PER_PARAMETER
 from hetrun.errors import PreflightError
 from hetrun.model import Device, DeviceProfile, Quantity, Source
 from hetrun.profile.bench import Wanted
@@ -42,7 +42,7 @@ def estimate(device: Device, wanted: Wanted, *, hosts: tuple[str, ...]) -> Devic
         bandwidth = None
         if chip is not None and chip.tb_per_s is not None:
             bandwidth = chip.tb_per_s * 1e12 * BANDWIDTH_SHARE
-    element = BYTES_PER_ELEMENT[wanted.recipe.train.dtype]
+    element = BYTES_PER_PARAMETER[wanted.recipe.train.dtype]
     optimizer_s = OPTIMIZER_FLOPS_PER_PARAMETER / rate
     if bandwidth is not None:
         optimizer_s = _OPTIMIZER_TOUCHES * element / bandwidth

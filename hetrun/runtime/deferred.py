@@ -8,6 +8,7 @@ in `schedule/`, and done in `engine.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,9 @@ class Product:
         x_NI = self.x.reshape(-1, self.x.shape[-1])
         if self.weight.requires_grad:
             if self.weight.grad is None:
-                self.weight.grad = gradient_NO.t() @ x_NI
+                self.weight.grad = (gradient_NO.t() @ x_NI).to(self.weight.dtype)
+            elif self.weight.dtype is not x_NI.dtype:  # fp32 gathers products of bf16
+                self.weight.grad.add_(gradient_NO.t() @ x_NI)
             else:
                 self.weight.grad.addmm_(gradient_NO.t(), x_NI)
         if self.bias is not None and self.bias.requires_grad:
@@ -44,9 +47,15 @@ class Product:
 class DeferredWeights:
     """Makes the linear maps of a module put off the gradients of their weights, and keeps what is put off."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """Change every linear map below `module`; one with a forward of its own stays as it is."""
+    def __init__(
+        self, module: nn.Module, arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        """Change every linear map below `module`; one with a forward of its own stays as it is.
+
+        `arithmetic` is what forwards run in, so that the first pass multiplies in the same format.
+        """
         self._products: list[Product] = []
+        self._arithmetic = arithmetic
         for part in module.modules():
             if type(part).forward in (nn.Linear.forward, Matrix.forward):
                 setattr(part, "forward", self._forward(part))  # noqa: B010 - of this one module
@@ -59,7 +68,7 @@ class DeferredWeights:
     def _forward(self, part: nn.Module) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
             weight, bias = part.weight, getattr(part, "bias", None)
-            y: Tensor = _SplitLinear.apply(x, weight, bias, self._put_off)
+            y: Tensor = _SplitLinear.apply(x, weight, bias, self._put_off, self._arithmetic)
             return y
 
         return forward
@@ -84,19 +93,27 @@ class _SplitLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         put_off: Callable[[Product], None],
+        arithmetic: Callable[[], AbstractContextManager[Any]],
     ) -> Tensor:
-        ctx.save_for_backward(x)
+        y = functional.linear(x, weight, bias)
+        ctx.save_for_backward(x.to(y.dtype))
         ctx.weight, ctx.bias = weight, bias  # as saved tensors, recomputation would hand out copies
-        ctx.put_off = put_off
-        return functional.linear(x, weight, bias)
+        ctx.put_off, ctx.arithmetic = put_off, arithmetic
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (x,) = ctx.saved_tensors
         ctx.put_off(Product(ctx.weight, ctx.bias, x.detach(), gradient))
-        return (gradient @ ctx.weight if ctx.needs_input_grad[0] else None), None, None, None
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        with ctx.arithmetic():
+            return gradient @ ctx.weight, None, None, None, None
 
 
 def _add(parameter: Tensor, gradient: Tensor) -> None:
-    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    if parameter.grad is None:
+        parameter.grad = gradient.to(parameter.dtype)
+    else:
+        parameter.grad.add_(gradient)

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from hetrun.errors import PreflightError
-from hetrun.model import Dtype, RankPlan
-
-TORCH_DTYPE = {Dtype.FP64: torch.float64, Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16}
+from hetrun.model import RankPlan
 
 
 def open_device(torch_device: str, torch_plugin: str | None, index: int = 0) -> torch.device:

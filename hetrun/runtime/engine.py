@@ -19,6 +19,7 @@ from hetrun.runtime.data import Rows
 from hetrun.runtime.deferred import DeferredWeights, Product, accumulate_all
 from hetrun.runtime.emulate import Clock
 from hetrun.runtime.network import Stage, summed_loss
+from hetrun.runtime.precision import Precision
 from hetrun.schedule.pipeline import ActionKind, TimedAction
 from hetrun.schedule.replica import ReplicaRun, layers_of, work_of
 
@@ -113,14 +114,16 @@ class PipelineEngine:
         *,
         neighbours: Neighbours,
         device: torch.device,
+        precision: Precision,
     ) -> None:
         """Linear maps of `stage` put off the gradients of their weights from here on, if the lane has W at all."""
         self._stage = stage
         self._lane = lane
         self._neighbours = neighbours
         self._device = device
+        self._precision = precision
         splits = bool(lane.order(ActionKind.WEIGHTS))
-        self._deferred = DeferredWeights(stage) if splits else None
+        self._deferred = DeferredWeights(stage, precision.arithmetic) if splits else None
         self._held: dict[
             int, tuple[Tensor, Tensor]
         ] = {}  # input and output of microbatches between F and B
@@ -135,14 +138,15 @@ class PipelineEngine:
         self._loss = 0.0
         _start(self._neighbours.activations_in, self._lane.order(ActionKind.FORWARD))
         _start(self._neighbours.gradients_in, self._lane.order(ActionKind.BACKWARD))
-        for action in self._lane.actions:
-            match action.kind:
-                case ActionKind.FORWARD:
-                    self._forward(action.microbatch, microbatches[action.microbatch], timeline)
-                case ActionKind.BACKWARD:
-                    self._backward(action.microbatch, timeline)
-                case ActionKind.WEIGHTS:
-                    self._weights(action.microbatch, timeline)
+        with self._precision.step():
+            for action in self._lane.actions:
+                match action.kind:
+                    case ActionKind.FORWARD:
+                        self._forward(action.microbatch, microbatches[action.microbatch], timeline)
+                    case ActionKind.BACKWARD:
+                        self._backward(action.microbatch, timeline)
+                    case ActionKind.WEIGHTS:
+                        self._weights(action.microbatch, timeline)
         self._finish_sending()
         return self._loss
 
@@ -155,7 +159,7 @@ class PipelineEngine:
         order = [index for index in self._lane.order(ActionKind.FORWARD) if index in microbatches]
         _start(self._neighbours.activations_in, order)
         self._stage.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._precision.step():
             for index in order:
                 self._forward(index, microbatches[index], timeline)
                 del self._held[index]
@@ -174,10 +178,13 @@ class PipelineEngine:
         part = self._lane.parts[index]
         x = self._input(index, microbatch, clock)
         start_s = clock.now_s()
-        y = self._stage(x, part.layers)
+        with self._precision.arithmetic():
+            y = self._stage(x, part.layers)
         if self._lane.plan.has_head:
             y = self._scaled_loss(y, microbatch)
             self._loss += y.item()
+        else:
+            y = y.to(self._precision.activations)  # what messages are of
         self._held[index] = (x, y)
         clock.spend(part.forward_s)
         timeline.close_span(ActionKind.FORWARD.value, index, start_s)

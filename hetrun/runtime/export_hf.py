@@ -33,7 +33,12 @@ _LAYER = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-_DTYPE = {Dtype.FP64: "float64", Dtype.FP32: "float32", Dtype.BF16: "bfloat16"}
+_DTYPE = {
+    Dtype.FP64: "float64",
+    Dtype.FP32: "float32",
+    Dtype.BF16: "bfloat16",
+    Dtype.BF16_MIXED: "float32",
+}
 
 
 def export(checkpoints: Sequence[Path], out: Path) -> None:

@@ -13,12 +13,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from hetrun.arch import BYTES_PER_ELEMENT
+from hetrun.arch import BYTES_PER_PARAMETER
 from hetrun.model import Plan, RankPlan, StagePlan
 from hetrun.runtime.boundary import Receiver, Route, Sender
-from hetrun.runtime.device import TORCH_DTYPE
 from hetrun.runtime.engine import Neighbours
 from hetrun.runtime.network import Stage
+from hetrun.runtime.precision import ACTIVATION_DTYPE
 from hetrun.runtime.sync import BucketGroup, GradientSync, counted_units
 from hetrun.schedule.pipeline import ActionKind
 from hetrun.schedule.replica import ReplicaRun
@@ -66,7 +66,7 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
         split.ranks,
         split.replicas,
         plan.recipe.model,
-        BYTES_PER_ELEMENT[plan.recipe.train.dtype],
+        BYTES_PER_PARAMETER[plan.recipe.train.dtype],
     )
     buckets = [(bucket, _new_group(plan, bucket.ranks)) for bucket in all_buckets]
     forward, backward = pipelines.get(rank.replica, (None, None))
@@ -95,7 +95,7 @@ def connect_neighbours(
             for peer in (end.ranks if end else ())
         ]
 
-    dtype = TORCH_DTYPE[plan.recipe.train.dtype]
+    dtype = ACTIVATION_DTYPE[plan.recipe.train.dtype]
     return Neighbours(
         activations_in=tuple(map(Receiver, routes(forward, before, "activation"))),
         activations_out=tuple(map(Sender, routes(forward, after, "activation"))),

@@ -16,9 +16,10 @@ from hetrun.errors import JobError
 from hetrun.model import ModelSpec, Quantity, RowTiming, Source, StagePlan
 from hetrun.runtime.bench import BenchDevice, BenchRequest, BenchResult, CheckResult
 from hetrun.runtime.deferred import DeferredWeights, accumulate_all
-from hetrun.runtime.device import TORCH_DTYPE, open_device, synchronize
+from hetrun.runtime.device import open_device, synchronize
 from hetrun.runtime.measure_shard import LayerShare
 from hetrun.runtime.network import Stage, summed_loss
+from hetrun.runtime.precision import Precision
 from hetrun.runtime.steadiness import finding
 
 WARM_UP = 3
@@ -52,6 +53,11 @@ class Bench:
     request: BenchRequest
     device: torch.device
     findings: list[str] = field(default_factory=list)
+    precision: Precision = field(init=False)
+
+    def __post_init__(self) -> None:
+        precision = Precision(self.request.dtype, self.device)
+        object.__setattr__(self, "precision", precision)
 
     def timings(self, rows: int) -> Iterator[RowTiming]:
         """One layer at each tp, stored and recomputed; embedding and head whole, so measured once for all."""
@@ -124,8 +130,7 @@ class Bench:
     def matmul_flops_per_s(self) -> float:
         """Best this device does on a large square product."""
         size = _MATMUL_SIZE.get(self.device.type, _MATMUL_SIZE_OF_ACCELERATORS)
-        dtype = TORCH_DTYPE[self.request.dtype]
-        matrix = torch.randn(size, size).to(self.device, dtype)
+        matrix = torch.randn(size, size).to(self.device, self.precision.activations)
         out = torch.empty_like(matrix)
         seconds = self._seconds("matmul", lambda: torch.matmul(matrix, matrix, out=out))
         return 2.0 * size**3 / seconds
@@ -166,11 +171,13 @@ class Bench:
             for name in list(stage.layer):
                 with torch.device("meta"):
                     stage.layer[name] = LayerShare(model, tp)
-        return stage.initialise(seed=0, device=self.device, dtype=TORCH_DTYPE[self.request.dtype])
+        stage.initialise(seed=0, device=self.device, dtype=self.precision.parameters)
+        self.precision.prepare(stage)
+        return stage
 
     def _hidden(self, rows: int) -> Tensor:
         hidden_BTH = torch.randn(rows, self.request.seq_len, self.request.model.hidden_size)
-        return hidden_BTH.to(self.device, TORCH_DTYPE[self.request.dtype])
+        return hidden_BTH.to(self.device, self.precision.activations)
 
     def _layer(
         self, rows: int, *, tp: int = 1, recompute: bool = False
@@ -195,7 +202,7 @@ class Bench:
         Both passes are timed as the engine runs them; the backward in one pass is shared out alike. So the parts add
         up to it, though two passes take a little longer than one.
         """
-        deferred = DeferredWeights(stage)
+        deferred = DeferredWeights(stage, self.precision.arithmetic)
         both = self._forward_backward(stage, x, targets_BT)
 
         def once() -> tuple[float, float]:
@@ -204,7 +211,8 @@ class Bench:
             accumulate_all(deferred.take())
             return first_s, self._now_s() - start_s
 
-        first_s, second_s = repeat(once, quick=True).medians_s
+        with self.precision.step():
+            first_s, second_s = repeat(once, quick=True).medians_s
         return whole.medians_s[1] * second_s / (first_s + second_s)
 
     def _peak_bytes(self, once: Timed) -> int | None:
@@ -230,10 +238,11 @@ class Bench:
         def once() -> tuple[float, float]:
             nonlocal gradient
             start_s = self._now_s()
-            if recompute:
-                y = checkpoint(stage, x, use_reentrant=False, preserve_rng_state=False)
-            else:
-                y = stage(x)
+            with self.precision.arithmetic():
+                if recompute:
+                    y = checkpoint(stage, x, use_reentrant=False, preserve_rng_state=False)
+                else:
+                    y = stage(x)
             if targets_BT is not None:
                 y = summed_loss(y, targets_BT, torch.ones_like(targets_BT))
             middle_s = self._now_s()
@@ -253,7 +262,8 @@ class Bench:
         return self._repeat(what, once).medians_s[0]
 
     def _repeat(self, what: str, once: Timed) -> Repeats:
-        repeats = repeat(once, quick=self.request.quick)
+        with self.precision.step():  # as in training: matrices are cast once
+            repeats = repeat(once, quick=self.request.quick)
         found = finding(what, repeats.sums_s)
         if found:
             self.findings.append(found)

@@ -27,12 +27,13 @@ from hetrun.model import (
     TrainSpec,
 )
 from hetrun.runtime.data import TokenStream
-from hetrun.runtime.device import TORCH_DTYPE, peak_memory_bytes, synchronize
+from hetrun.runtime.device import peak_memory_bytes, synchronize
 from hetrun.runtime.emulate import Clock, VirtualClock, WallClock, check_memory
 from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline, lane_of
 from hetrun.runtime.evaluate import evaluate, held_out_batches
 from hetrun.runtime.groups import connect_neighbours, connect_sync, create_groups
 from hetrun.runtime.network import Stage
+from hetrun.runtime.precision import Precision
 from hetrun.runtime.state import State
 from hetrun.schedule.replica import simulate_replica
 
@@ -87,9 +88,11 @@ class Trainer:
         self._loss_scale = loss_scale
         recipe = plan.recipe
         check_memory(self.stage_plan, self.rank)
+        precision = Precision(recipe.train.dtype, device)
         self.stage = Stage(recipe.model, self.stage_plan, seq_len=recipe.data.seq_len).initialise(
-            seed=recipe.train.seed, device=device, dtype=TORCH_DTYPE[recipe.train.dtype]
+            seed=recipe.train.seed, device=device, dtype=precision.parameters
         )
+        precision.prepare(self.stage)
         self._optimizer = _adamw(self.stage, recipe.train)
         self._clock: Clock = (
             VirtualClock() if plan.emulated else WallClock(lambda: synchronize(device))
@@ -102,6 +105,7 @@ class Trainer:
             self._lane,
             neighbours=connect_neighbours(plan, self.rank, groups, run=run, device=device),
             device=device,
+            precision=precision,
         )
         self._sync = connect_sync(plan, self.rank, groups, stage=self.stage)
 

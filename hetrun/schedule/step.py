@@ -195,7 +195,7 @@ def _sync(
     """Let all ranks reduce their buckets, then the scalars; return when all are done."""
     groups = [
         (bucket.num_bytes, bucket.ranks, bucket.tp)
-        for bucket in gradient_buckets(ranks, replicas, model, arch.BYTES_PER_ELEMENT[dtype])
+        for bucket in gradient_buckets(ranks, replicas, model, arch.BYTES_PER_PARAMETER[dtype])
     ]
     groups.append((SCALAR_BYTES, tuple(range(len(ranks))), 1))
     for num_bytes, members, tp in groups:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.model import Dtype, ModelSpec
+from hetrun.model import Dtype, ModelSpec, Order
 from hetrun.runtime.trainer import LossScale, MicrobatchShare
-from tests.dist.plans import MODEL, Pipeline, make_plan
+from hetrun.schedule import simulate_step
+from tests.dist.plans import MODEL, Pipeline, make_plan, with_train
 from tests.dist.training import largest_difference, train_all, train_reference
 
 pytestmark = pytest.mark.dist
@@ -109,3 +110,24 @@ def test_bf16_trains_and_replicas_stay_equal(tmp_path: Path) -> None:
     assert len(held["embedding.weight"]) == 5  # first and last stages of three replicas
     for copies in held.values():
         assert all(copy == copies[0] for copy in copies)
+
+
+def test_mixed_precision_trains_like_one_process_and_lasts_as_simulated(tmp_path: Path) -> None:
+    """Zero bubble and real cuts: put-off gradients, bf16 messages, and a layer whose fp32 gradients are added."""
+    cut = Pipeline((4, 5), 2, 5, order=Order.ZERO_BUBBLE, cuts=(3.4,), more_window=1)
+    plan = make_plan((cut,), dtype=Dtype.BF16_MIXED)
+    reference = train_reference(plan, is_ragged=True)
+    exact = train_reference(with_train(plan, dtype=Dtype.FP32), is_ragged=True)
+    answers = train_all(plan, tmp_path, is_ragged=True)
+    assert exact.losses[-1] < exact.losses[0] - 0.5
+    for answer in answers:
+        assert answer.losses == pytest.approx(reference.losses, rel=2e-3)
+        assert answer.losses == pytest.approx(exact.losses, rel=1e-2)
+        assert answer.losses != exact.losses
+    names = set(answers[0].parameters) & set(answers[1].parameters)
+    assert {name.split(".")[1] for name in names} == {"3"}  # the layer at the cut
+    assert all(answers[0].parameters[name] == answers[1].parameters[name] for name in names)
+    run = simulate_step(
+        plan.split.ranks, plan.split.replicas, plan.links, plan.recipe.model, Dtype.BF16_MIXED
+    )
+    assert answers[0].step_s == pytest.approx([run.cost.step_s] * 20, rel=1e-6)

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from hetrun.model import Plan, StagePlan
 from hetrun.runtime.data import ByteText, TokenStream
-from hetrun.runtime.device import TORCH_DTYPE
 from hetrun.runtime.loop import join
 from hetrun.runtime.network import Stage
+from hetrun.runtime.precision import Precision
 from hetrun.runtime.trainer import LossScale, Trainer, per_valid_token, warmed_up
 from tests.dist.plans import SEQ_LEN
 from tests.dist.ranks import run_ranks
@@ -98,9 +98,11 @@ def train_reference(plan: Plan, *, is_ragged: bool) -> Reference:
         has_head=True, window=1, forward_s=0, backward_s=0, send_s=0, optimizer_s=0,
         memory_bytes=0, memory_limit_bytes=None,
     )  # fmt: skip
+    precision = Precision(train.dtype, torch.device("cpu"))
     model = Stage(recipe.model, whole, seq_len=SEQ_LEN).initialise(
-        seed=train.seed, device=torch.device("cpu"), dtype=TORCH_DTYPE[train.dtype]
+        seed=train.seed, device=torch.device("cpu"), dtype=precision.parameters
     )
+    precision.prepare(model)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         betas=(train.beta1, train.beta2),
@@ -112,7 +114,10 @@ def train_reference(plan: Plan, *, is_ragged: bool) -> Reference:
     for step in range(train.steps):
         rows = stream.rows(step * train.global_batch_rows, train.global_batch_rows)
         targets = rows.targets.masked_fill(rows.valid == 0, -100)
-        logits = model(rows.inputs)
+        with precision.arithmetic():
+            logits = model(rows.inputs).to(
+                torch.promote_types(precision.activations, torch.float32)
+            )
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -8,8 +8,8 @@ import torch
 
 from hetrun.model import CheckpointIndex, Dtype, ModelSpec, StagePlan, TrainSpec
 from hetrun.runtime import checkpoint_files as files
-from hetrun.runtime.device import TORCH_DTYPE
 from hetrun.runtime.network import Stage
+from hetrun.runtime.precision import TORCH_DTYPE
 
 MODEL = ModelSpec(
     num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=2, ffn_size=48, vocab_size=99,

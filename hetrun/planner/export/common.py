@@ -9,7 +9,12 @@ from itertools import groupby
 from hetrun.errors import ConfigError
 from hetrun.model import Dtype, Plan, RankPlan, ReplicaPlan, StagePlan
 
-_DTYPE_FLAG = {Dtype.BF16: ("--bf16",), Dtype.FP32: (), Dtype.FP64: ()}
+_DTYPE_FLAG = {
+    Dtype.BF16: ("--bf16",),
+    Dtype.BF16_MIXED: ("--bf16",),  # Megatron's keeps fp32 masters by itself
+    Dtype.FP32: (),
+    Dtype.FP64: (),
+}
 _MANY_HOSTS = 16  # a line of a comment names so many
 
 

@@ -75,7 +75,11 @@ def _system(plan: Plan, meshes: list[list[StagePlan]]) -> list[str]:
         "system:",
         f"  tensor_model_parallel_size: {len(meshes[0][0].ranks)}",
         f"  pipeline_model_parallel_size: {len(layers)}",
-        *(["  precision:", "    bf16: true"] if plan.recipe.train.dtype is Dtype.BF16 else []),
+        *(
+            ["  precision:", "    bf16: true"]
+            if plan.recipe.train.dtype in (Dtype.BF16, Dtype.BF16_MIXED)
+            else []
+        ),
         "  hetero:",
         "    enable_hetero: true",
         f"    hetero_device_types: [{', '.join(_quoted(name) for name in types)}]",
