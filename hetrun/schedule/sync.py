@@ -1,17 +1,28 @@
 """Which ranks reduce which gradients together, and how long that takes. When it happens is decided in `step.py`.
 
 A unit is the embedding, a layer or the head. Units that are held by the same ranks travel in one bucket;
-every rank issues the buckets that it is part of in the one global order, head first.
+every rank issues the buckets that it is part of in the one global order, head first. Which slice of each parameter
+goes to whom inside a bucket is said in `portions.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from math import gcd
 
 from hetrun import arch
 from hetrun.errors import ConfigError
 from hetrun.model import Link, LinkKind, ModelSpec, RankPlan, ReplicaPlan
+
+
+class Part(Enum):
+    """Which parameters of its units a bucket has: the ranks of a lane share the matrices of layers, and each holds the rest whole."""
+
+    ALL = "all"
+    SHARES = "shares"  # of the matrices of layers
+    COPIES = "copies"  # norms, embedding and head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,7 @@ class Bucket:
     ranks: tuple[int, ...]
     num_bytes: int
     tp: int  # so many groups like this one reduce a share each, at the same time
+    part: Part = Part.ALL
 
 
 def gradient_buckets(
@@ -33,44 +45,77 @@ def gradient_buckets(
     """Return the buckets of a step in the order in which all ranks issue them (backward order, head first).
 
     With tied embeddings the matrix is the unit "embedding", held wherever embedding or head are, and "head"
-    is the final norm alone. What a single rank holds needs no sync and is left out.
+    is the final norm alone. What a single lane holds needs no sync and is left out.
 
     All lanes of a stage hold the same, and a layer at a real cut is held by the stages on both sides: their gradients
-    are parts of a sum, like those of replicas. Of ranks that share the layers the first stands for all: each reduces its share with its peers, all
-    at once, and where stages differ in tp the largest share sets the pace.
+    are parts of a sum, like those of replicas. Where all lanes have the same tp, the ranks at one place in them reduce
+    their share of the layers and all the rest in one go, all places at once, and the first place stands for all. Where
+    tp differs these are two buckets. SHARES: the smallest tp has the largest shares, which set the pace; cut to
+    fit the smaller ones, they travel at once. COPIES: each of as many groups as the degrees have in common has several
+    ranks of a lane with larger tp, whose equal gradients count once.
     """
     known = {rank.rank for rank in split_ranks}
     holders = _holders(replicas)
     held = list(holders)
-    members: dict[tuple[int, ...], list[str]] = {}
-    tp_of: dict[tuple[int, ...], int] = {}
-    owners_of: dict[tuple[int, ...], tuple[int, ...]] = {}  # by places in holders
+    members: dict[tuple[int, ...], list[str]] = {}  # by places in holders
     for unit in _units_backward(model):
-        places = _owners(unit, held, model)
-        if places not in owners_of:
-            owners_of[places] = tuple(sorted(_ranks_at(holders, places)))
-        owners = owners_of[places]
-        if not known.issuperset(owners):
-            raise ValueError(f"{unit} is held by ranks {list(owners)}, some of which are unknown")
-        if len(owners) > 1:
-            members.setdefault(owners, []).append(unit)
-            tp_of[owners] = min(held[at][4] for at in places)
-    return tuple(
-        Bucket(
-            units=tuple(units),
-            ranks=owners,
-            num_bytes=dtype_bytes * _shared_parameters(units, model, tp_of[owners]),
-            tp=tp_of[owners],
-        )
-        for owners, units in members.items()
+        members.setdefault(_owners(unit, held, model), []).append(unit)
+    buckets: list[Bucket] = []
+    for places, units in members.items():
+        stages = [(held[place][4], holders[held[place]]) for place in places]
+        if not known.issuperset(rank for _, ranks in stages for rank in ranks):
+            owners = sorted(rank for _, ranks in stages for rank in ranks)
+            raise ValueError(f"{units} are held by ranks {owners}, some of which are unknown")
+        if sum(len(ranks) // tp for tp, ranks in stages) > 1:
+            buckets += _buckets(tuple(units), stages, model, dtype_bytes)
+    return tuple(buckets)
+
+
+def _buckets(
+    units: tuple[str, ...],
+    stages: Sequence[tuple[int, Sequence[int]]],
+    model: ModelSpec,
+    dtype_bytes: int,
+) -> Iterator[Bucket]:
+    """Yield the buckets of units that these stages hold: tp, and the ranks of all lanes, of each."""
+    degrees = {tp for tp, _ in stages}
+    least, common = min(degrees), gcd(*degrees)
+    layers, whole = _parameters(units, model)
+    firsts = tuple(sorted(rank for tp, ranks in stages for rank in ranks[::tp]))
+    share = -(-layers // least)
+    if len(degrees) == 1:
+        num_bytes = dtype_bytes * (share + whole)
+        yield Bucket(units=units, ranks=firsts, num_bytes=num_bytes, tp=least)
+        return
+    if layers:
+        num_bytes = dtype_bytes * share
+        yield Bucket(units=units, ranks=firsts, num_bytes=num_bytes, tp=least, part=Part.SHARES)
+    copies = [
+        rank
+        for tp, ranks in stages
+        for place, rank in enumerate(ranks)
+        if place % tp < tp // common
+    ]
+    num_bytes = dtype_bytes * whole
+    yield Bucket(
+        units=units,
+        ranks=tuple(sorted(copies)),
+        num_bytes=num_bytes,
+        tp=common,
+        part=Part.COPIES,
     )
 
 
-def _shared_parameters(units: Sequence[str], model: ModelSpec, tp: int) -> int:
-    """Parameters of units of which `tp` ranks share the layers."""
-    layers = sum(unit_parameters(u, model) for u in units if u.startswith("layer."))
-    whole = sum(unit_parameters(u, model) for u in units if not u.startswith("layer."))
-    return -(-layers // tp) + whole
+def _parameters(units: Sequence[str], model: ModelSpec) -> tuple[int, int]:
+    """Return how many parameters of units the ranks of a lane share, and how many each holds whole."""
+    layers = [
+        arch.layer_at(model, int(unit.removeprefix("layer.")))
+        for unit in units
+        if unit.startswith("layer.")
+    ]
+    copied = sum(arch.copied_parameters(model, layer) for layer in layers)
+    others = sum(unit_parameters(unit, model) for unit in units if not unit.startswith("layer."))
+    return sum(layer.parameters for layer in layers) - copied, copied + others
 
 
 def unit_parameters(unit: str, model: ModelSpec) -> int:
@@ -96,19 +141,14 @@ _Held = tuple[int, int, bool, bool, int]  # first layer, number of layers, embed
 
 
 def _holders(replicas: Sequence[ReplicaPlan]) -> dict[_Held, list[int]]:
-    """Return the first ranks of lanes by what these hold: there are few different ones, however many replicas."""
+    """Return the ranks of lanes by what these hold: there are few different ones, however many replicas."""
     holders: dict[_Held, list[int]] = {}
     for replica in replicas:
         for stage in replica.stages:
             parts = (stage.first_layer, stage.num_layers, stage.has_embedding, stage.has_head)
             tp = len(stage.ranks) // stage.lanes
-            holders.setdefault((*parts, tp), []).extend(stage.ranks[::tp])
+            holders.setdefault((*parts, tp), []).extend(stage.ranks)
     return holders
-
-
-def _ranks_at(holders: dict[_Held, list[int]], places: Sequence[int]) -> set[int]:
-    ranks = list(holders.values())
-    return {rank for place in places for rank in ranks[place]}
 
 
 def _owners(unit: str, stages: Sequence[_Held], model: ModelSpec) -> tuple[int, ...]:
