@@ -26,13 +26,19 @@ from hetrun.schedule.replica import (
 )
 from hetrun.schedule.step import (
     StepRun,
-    lane_ranks,
     simulate_step,
     stage_times,
     step_cost,
     step_seconds,
 )
-from hetrun.schedule.sync import Bucket, all_reduce_s, find_link, gradient_buckets, link_between
+from hetrun.schedule.sync import (
+    Bucket,
+    all_reduce_s,
+    find_link,
+    gradient_buckets,
+    lane_ranks,
+    link_between,
+)
 
 __all__ = [
     "ActionKind",

@@ -14,7 +14,7 @@ from math import gcd
 
 from hetrun import arch
 from hetrun.errors import ConfigError
-from hetrun.model import Link, LinkKind, ModelSpec, RankPlan, ReplicaPlan
+from hetrun.model import Link, LinkKind, ModelSpec, RankPlan, ReplicaPlan, StagePlan
 
 
 class Part(Enum):
@@ -165,6 +165,12 @@ def _owners(unit: str, stages: Sequence[_Held], model: ModelSpec) -> tuple[int, 
         if holds:
             owners.append(place)
     return tuple(owners)
+
+
+def lane_ranks(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each lane of a stage."""
+    tp = len(stage.ranks) // stage.lanes
+    return tuple(stage.ranks[place : place + tp] for place in range(0, len(stage.ranks), tp))
 
 
 def find_link(links: Sequence[Link], kind: LinkKind, a: str, b: str) -> Link:
