@@ -36,7 +36,17 @@ class Dtype(str, Enum):
     FP64 = "fp64"
     FP32 = "fp32"
     BF16 = "bf16"
-    BF16_MIXED = "bf16-mixed"  # matrices, activations and messages; parameters, gradients, moments fp32
+    BF16_MIXED = (
+        "bf16-mixed"  # matrices, activations and messages; parameters, gradients, moments fp32
+    )
+
+
+class Decay(str, Enum):
+    """How the learning rate falls after warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +120,10 @@ class TrainSpec(Noun):
     microbatch_rows: tuple[int, ...] = (1,)  # sizes that the planner may choose from
     learning_rate: float = 3e-4
     warmup_steps: int = 0
+    decay: Decay = (
+        Decay.CONSTANT
+    )  # of the learning rate, from the end of warm-up to that of training
+    final_fraction: float = 0.0  # of learning_rate, where a decay ends
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
@@ -139,6 +153,7 @@ class TrainSpec(Noun):
             )
         need(self.eps > 0, f"train: eps {self.eps}, need more than 0")
         need(self.learning_rate > 0, f"train: learning_rate {self.learning_rate}, need more than 0")
+        self._check_decay()
         need(
             self.clip_norm is None or self.clip_norm > 0,
             f"train: clip_norm {self.clip_norm}, need more than 0",
@@ -146,6 +161,23 @@ class TrainSpec(Noun):
         need(
             self.eval_every is None or self.eval_every >= 1,
             f"train: eval_every {self.eval_every}, need at least 1",
+        )
+
+    def _check_decay(self) -> None:
+        need(
+            0 <= self.final_fraction <= 1,
+            f"train: final_fraction {self.final_fraction}, need 0 to 1",
+        )
+        if self.decay is Decay.CONSTANT:
+            need(
+                self.final_fraction == 0,
+                f"train: final_fraction {self.final_fraction} with decay constant; linear and cosine take one",
+            )
+            return
+        need(
+            self.warmup_steps < self.steps,
+            f"train: warmup_steps {self.warmup_steps} leave no step for decay {self.decay.value};"
+            f" need fewer than steps {self.steps}",
         )
 
 
@@ -211,9 +243,17 @@ class Recipe(Noun):
     plan: PlanLimits = field(default_factory=PlanLimits)
     launch: LaunchSpec = field(default_factory=LaunchSpec)
     checkpoint: CheckpointSpec | None = None  # None: nothing is saved
+    weights: str | None = (
+        None  # folder of safetensors on every host to begin from; None: from scratch
+    )
 
     def __post_init__(self) -> None:
         check_name("recipe", self.name)
+        check_text("weights", self.weights)
+        need(
+            self.weights is None or self.weights.startswith("/"),
+            f"weights: {self.weights!r}, need an absolute path: it is looked up on every host",
+        )
         need(
             self.train.eval_every is None or self.data.held_out_rows >= 1,
             f"train: eval_every {self.train.eval_every} without data.held_out_rows; need rows to evaluate on",

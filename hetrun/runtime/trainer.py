@@ -24,7 +24,6 @@ from hetrun.model import (
     Span,
     StagePlan,
     StepEvent,
-    TrainSpec,
 )
 from hetrun.runtime.data import TokenStream
 from hetrun.runtime.device import peak_memory_bytes, synchronize
@@ -33,6 +32,7 @@ from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline, lane_of
 from hetrun.runtime.evaluate import evaluate, held_out_batches
 from hetrun.runtime.groups import connect_neighbours, connect_sync, create_groups
 from hetrun.runtime.network import Stage
+from hetrun.runtime.optimizer import learning_rate_at, make_optimizer
 from hetrun.runtime.precision import Precision
 from hetrun.runtime.state import State
 from hetrun.schedule.replica import simulate_replica
@@ -93,7 +93,7 @@ class Trainer:
             seed=recipe.train.seed, device=device, dtype=precision.parameters
         )
         precision.prepare(self.stage)
-        self._optimizer = _adamw(self.stage, recipe.train)
+        self._optimizer = make_optimizer(self.stage.parameters(), recipe.train)
         self._clock: Clock = (
             VirtualClock() if plan.emulated else WallClock(lambda: synchronize(device))
         )
@@ -115,7 +115,7 @@ class Trainer:
         batch_start = number * train.global_batch_rows
         num_tokens = self._stream.num_valid_tokens(batch_start, train.global_batch_rows)
         microbatches = self._microbatches(batch_start, num_tokens)
-        learning_rate = warmed_up(train, number)
+        learning_rate = learning_rate_at(train, number)
         clock = self._clock
         clock.start_step()
         timeline = Timeline(clock)
@@ -242,23 +242,6 @@ def find_stage(plan: Plan, rank: RankPlan) -> tuple[ReplicaPlan, StagePlan]:
             hint="write it again: hetrun plan",
         )
     return replica, stage
-
-
-def warmed_up(train: TrainSpec, step: int) -> float:
-    """Learning rate of a step: linear up to `warmup_steps`, then constant."""
-    if step >= train.warmup_steps:
-        return train.learning_rate
-    return train.learning_rate * (step + 1) / train.warmup_steps
-
-
-def _adamw(stage: Stage, train: TrainSpec) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        stage.parameters(),
-        lr=train.learning_rate,
-        betas=(train.beta1, train.beta2),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-    )
 
 
 def _bytes(tensor: Tensor) -> bytes:

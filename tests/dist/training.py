@@ -15,8 +15,9 @@ from hetrun.model import Plan, StagePlan
 from hetrun.runtime.data import ByteText, TokenStream
 from hetrun.runtime.loop import join
 from hetrun.runtime.network import Stage
+from hetrun.runtime.optimizer import learning_rate_at
 from hetrun.runtime.precision import Precision
-from hetrun.runtime.trainer import LossScale, Trainer, per_valid_token, warmed_up
+from hetrun.runtime.trainer import LossScale, Trainer, per_valid_token
 from tests.dist.plans import SEQ_LEN
 from tests.dist.ranks import run_ranks
 
@@ -124,7 +125,7 @@ def train_reference(plan: Plan, *, is_ragged: bool) -> Reference:
         assert train.clip_norm is not None
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm).item())
         for group in optimizer.param_groups:
-            group["lr"] = warmed_up(train, step)
+            group["lr"] = learning_rate_at(train, step)
         optimizer.step()
         losses.append(loss.item())
     return Reference(losses=losses, gradient_norms=norms, parameters=_values(model), model=model)

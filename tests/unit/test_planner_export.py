@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hetrun.errors import ConfigError
-from hetrun.model import GIB, Plan, ReplicaPlan, StagePlan
+from hetrun.model import GIB, Decay, Plan, ReplicaPlan, StagePlan
 from hetrun.planner.export import TARGETS, export
 from hetrun.planner.export.megatron import layout_of
 from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
@@ -330,6 +330,7 @@ FLAGS=(
   --untie-embeddings-and-output-weights
   --train-iters 1
   --lr 0.0003
+  --lr-decay-style constant
   --lr-warmup-iters 0
   --weight-decay 0
   --adam-beta1 0.9
@@ -363,3 +364,11 @@ def test_golden_texts() -> None:
     megatron = export(plan, "megatron").text
     layered = GOLDEN_SYNERFUSE.replace("--hetero-pipeline-stages 1 6 1 2", "")
     assert set(layered.splitlines()[6:]) - set(megatron.splitlines()) == {"  "}
+
+
+def test_decay_of_the_learning_rate_is_exported() -> None:
+    """Megatron's own default would fall to zero where the recipe says nothing."""
+    plan = pipeline_plan()
+    train = replace(plan.recipe.train, decay=Decay.COSINE, final_fraction=0.5, steps=9)
+    text = export(replace(plan, recipe=replace(plan.recipe, train=train)), "synerfuse").text
+    assert "  --lr-decay-style cosine\n  --min-lr 0.00015\n" in text

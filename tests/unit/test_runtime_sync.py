@@ -14,9 +14,9 @@ from hetrun.model import ModelSpec
 from hetrun.runtime import sync
 from hetrun.runtime.network import Stage
 from hetrun.runtime.sync import GradientSync, counted_units
-from hetrun.runtime.trainer import MicrobatchShare, find_stage, per_valid_token, warmed_up
+from hetrun.runtime.trainer import MicrobatchShare, find_stage, per_valid_token
 from hetrun.schedule import gradient_buckets
-from tests.dist.plans import MODEL, SEQ_LEN, Pipeline, make_plan, with_train
+from tests.dist.plans import MODEL, SEQ_LEN, Pipeline, make_plan
 
 PIPELINES = (Pipeline((6, 2), 2, 4), Pipeline((1, 3, 4), 1, 4), Pipeline((8,), 2, 2))
 
@@ -81,14 +81,6 @@ def test_loss_is_divided_by_the_tokens_of_the_whole_batch() -> None:
         replica_valid_tokens=20, num_replicas=2, batch_microbatches=7,
     )  # fmt: skip
     assert per_valid_token(share) == 1 / 50
-
-
-def test_learning_rate_rises_in_equal_steps_then_stays() -> None:
-    train = with_train(make_plan(PIPELINES), learning_rate=0.4, warmup_steps=4).recipe.train
-    assert [warmed_up(train, step) for step in range(6)] == pytest.approx(
-        [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
-    )
-    assert warmed_up(replace(train, warmup_steps=0), 0) == 0.4
 
 
 def test_lane_of_several_ranks_is_refused() -> None:

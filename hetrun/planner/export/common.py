@@ -234,6 +234,10 @@ def model_flags(plan: Plan, lost: list[str]) -> list[str]:
     else:
         lost.append(f"model flags beyond sizes: take those of a {model.family} from its config")
     flags += [f"--train-iters {train.steps}", f"--lr {train.learning_rate:g}"]
+    flags += [f"--lr-decay-style {train.decay.value}"]
+    flags += [f"--min-lr {train.learning_rate * train.final_fraction:g}"] * (
+        train.decay != "constant"
+    )
     flags += [f"--lr-warmup-iters {train.warmup_steps}", f"--weight-decay {train.weight_decay:g}"]
     flags += [f"--adam-beta1 {train.beta1:g}", f"--adam-beta2 {train.beta2:g}"]
     flags += [f"--adam-eps {train.eps:g}", f"--clip-grad {train.clip_norm or 0:g}"]
