@@ -1,0 +1,1 @@
+"""One torch.distributed backend over the communicators of several vendors."""
