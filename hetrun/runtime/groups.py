@@ -19,11 +19,18 @@ from hetrun.runtime.boundary import Receiver, Route, Sender
 from hetrun.runtime.engine import Neighbours
 from hetrun.runtime.network import Stage
 from hetrun.runtime.precision import ACTIVATION_DTYPE
-from hetrun.runtime.sync import BucketGroup, GradientSync, counted_units
+from hetrun.runtime.segments import (
+    BucketGroup,
+    SegmentGroup,
+    counted_parameters,
+    segments_of,
+)
+from hetrun.runtime.sync import GradientSync
 from hetrun.schedule.pipeline import ActionKind
+from hetrun.schedule.portions import Portion, lanes_by_rank, portions
 from hetrun.schedule.replica import ReplicaRun
 from hetrun.schedule.step import SCALAR_BYTES
-from hetrun.schedule.sync import Bucket, all_reduce_s, gradient_buckets
+from hetrun.schedule.sync import Bucket, Part, all_reduce_s, gradient_buckets
 
 _MIN_TIMEOUT_S = 60.0
 _STEPS_OF_PATIENCE = 20
@@ -39,14 +46,18 @@ def collective_timeout(plan: Plan) -> timedelta:
     return timedelta(seconds=max(_MIN_TIMEOUT_S, _STEPS_OF_PATIENCE * plan.split.cost.step_s))
 
 
+PortionGroup = tuple[Portion, dist.ProcessGroup]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
     """The process groups of one rank."""
 
     forward: dist.ProcessGroup | None  # None in a replica of one stage
     backward: dist.ProcessGroup | None
-    buckets: tuple[tuple[Bucket, dist.ProcessGroup], ...]  # those that this rank is part of
+    buckets: tuple[tuple[Bucket, tuple[PortionGroup, ...]], ...]  # those that this rank is part of
     all_buckets: tuple[Bucket, ...]
+    lane: tuple[int, ...]  # ranks that share layers with this one, itself among them
 
 
 def create_groups(plan: Plan, rank: RankPlan) -> Groups:
@@ -68,13 +79,20 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
         plan.recipe.model,
         BYTES_PER_PARAMETER[plan.recipe.train.dtype],
     )
-    buckets = [(bucket, _new_group(plan, bucket.ranks)) for bucket in all_buckets]
+    lanes = lanes_by_rank(split.replicas)
+    buckets: list[tuple[Bucket, tuple[PortionGroup, ...]]] = []
+    for bucket in all_buckets:
+        groups = [(p, _new_group(plan, p.ranks)) for p in portions(bucket, lanes)]
+        mine = tuple(item for item in groups if rank.rank in item[0].ranks)
+        if mine:
+            buckets.append((bucket, mine))
     forward, backward = pipelines.get(rank.replica, (None, None))
     return Groups(
         forward=forward,
         backward=backward,
-        buckets=tuple(item for item in buckets if rank.rank in item[0].ranks),
+        buckets=tuple(buckets),
         all_buckets=all_buckets,
+        lane=lanes[rank.rank],
     )
 
 
@@ -109,16 +127,31 @@ def connect_neighbours(
 def connect_sync(plan: Plan, rank: RankPlan, groups: Groups, *, stage: Stage) -> GradientSync:
     """Gradient sums of the buckets that this rank is part of, with their planned seconds."""
     ranks, links = plan.split.ranks, plan.links
-    units = stage.units()
+    units, boxes, lane = stage.units(), stage.boxes, groups.lane
 
     def planned_s(bucket: Bucket) -> float:
         members = [ranks[member] for member in bucket.ranks]
         return all_reduce_s(bucket.num_bytes, members, links, at_once=bucket.tp)
 
+    def segment_group(bucket: Bucket, portion: Portion, group: dist.ProcessGroup) -> SegmentGroup:
+        segments = tuple(segments_of(bucket, portion, units=units, boxes=boxes))
+        copies = len(lane) // bucket.tp if bucket.part is Part.COPIES else 1
+        return SegmentGroup(group, portion.ranks, segments, copies)
+
+    buckets = [
+        BucketGroup(
+            bucket, tuple(segment_group(bucket, *item) for item in items), planned_s(bucket)
+        )
+        for bucket, items in groups.buckets
+    ]
+    for bucket in buckets:
+        bucket.check_bytes(len(lane))
     return GradientSync(
-        units,
-        buckets=[BucketGroup(bucket, group, planned_s(bucket)) for bucket, group in groups.buckets],
-        counted=counted_units(units, groups.all_buckets, rank.rank),
+        stage.parameters(),
+        buckets=buckets,
+        counted=counted_parameters(
+            units, boxes, buckets=groups.all_buckets, lane=lane, rank=rank.rank
+        ),
         scalar_planned_s=all_reduce_s(SCALAR_BYTES, ranks, links),
     )
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from hetrun.arch import need_trainable, num_kv_heads
+from hetrun.arch import num_kv_heads
 from hetrun.model import ModelSpec, StagePlan
+from hetrun.runtime.boxes import Box
+
+FirstValues = Callable[[str, torch.Size], Tensor]  # of a parameter, by its name and its whole shape
 
 _INIT_STD = 0.02
 
@@ -121,33 +125,56 @@ class Head(nn.Module):
 class Stage(nn.Module):
     """The units of one stage, empty until `initialise`; parameter names are those of the whole model.
 
-    Where the plan says so, a layer keeps only its input for the backward, which runs the layer again.
+    Where the plan says so, a layer keeps only its input for the backward, which runs the layer again. Of a parameter
+    that is not here as a whole, `boxes` says which part is.
     """
 
     def __init__(self, model: ModelSpec, stage: StagePlan, *, seq_len: int) -> None:
         super().__init__()
-        need_trainable(model)
+        self.boxes: dict[str, Box] = {}
         self.model = model
         self.seq_len = seq_len
         self.has_embedding = stage.has_embedding
         self.has_head = stage.has_head
         self.recompute = stage.recompute
-        layers = range(stage.first_layer, stage.first_layer + stage.num_layers)
+        self._build(range(stage.first_layer, stage.first_layer + stage.num_layers))
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether the unit "embedding" is held: also by a head whose matrix it is."""
+        return self.has_embedding or (self.has_head and self.model.tied_embeddings)
+
+    def _build(self, layers: range) -> None:
+        """Make the modules of the stage, without values."""
+        model = self.model
         with torch.device("meta"):
-            needs_table = stage.has_embedding or (stage.has_head and model.tied_embeddings)
-            self.embedding = Table(model.vocab_size, model.hidden_size) if needs_table else None
+            self.embedding = (
+                Table(model.vocab_size, model.hidden_size) if self.needs_table else None
+            )
             self.layer = nn.ModuleDict({str(index): Layer(model) for index in layers})
-            self.head = Head(model) if stage.has_head else None
+            self.head = Head(model) if self.has_head else None
         self._tie()
         self._rotation_2TD = torch.empty(0)
 
-    def initialise(self, *, seed: int, device: torch.device, dtype: torch.dtype) -> Stage:
-        """Give every parameter its first value, drawn on the CPU from its name and the seed alone."""
+    def initialise(
+        self,
+        *,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        weights: FirstValues | None = None,
+    ) -> Stage:
+        """Give every parameter its first value: from `weights`, or drawn on the CPU from its name and the seed alone."""
         self.to_empty(device=device).to(dtype)
         self._tie()
         for name, parameter in self.named_parameters():
-            value = initial_value(name, parameter.shape, model=self.model, seed=seed)
-            parameter.data.copy_(value)
+            box = self.boxes.get(name)
+            shape = parameter.shape if box is None else torch.Size(box.whole)
+            if weights is None:
+                value = initial_value(name, shape, model=self.model, seed=seed)
+            else:
+                value = weights(name, shape)
+            parameter.data.copy_(value if box is None else box.of(value))
         self._rotation_2TD = _rotation(self.model, self.seq_len).to(device=device, dtype=dtype)
         return self
 

@@ -1,14 +1,15 @@
 """Adds up gradients over the ranks that hold them, and agrees on loss and gradient norm of the global batch.
 
 Everything is SUM, never averaged: losses are divided by the tokens of the whole batch before backward. Which ranks
-share which units, and in what order, is decided in `schedule/sync.py`.
+share which parameters, and in what order, is decided in `schedule/`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from hetrun.model import MIB
 from hetrun.runtime.boundary import PeerLostError
 from hetrun.runtime.engine import Timeline
-from hetrun.schedule.sync import Bucket
+from hetrun.runtime.segments import BucketGroup, SegmentGroup
 
 CHUNK_BYTES = 64 * MIB  # of flat copies in host memory at a time
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -32,55 +33,46 @@ class Totals:
     stop: bool  # some rank was asked to stop after this step
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BucketGroup:
-    """A bucket that this rank is part of, its process group and its planned seconds."""
-
-    bucket: Bucket
-    group: dist.ProcessGroup
-    planned_s: float
-
-
 class GradientSync:
     """Gradient sums of one rank, bucket by bucket in the one global order."""
 
     def __init__(
         self,
-        units: Mapping[str, Mapping[str, nn.Parameter]],
+        parameters: Iterable[nn.Parameter],
         *,
         buckets: Sequence[BucketGroup],
-        counted: frozenset[str],
+        counted: Sequence[nn.Parameter],
         scalar_planned_s: float,
     ) -> None:
-        """`counted` are the units whose norm this rank adds: each unit of the model is counted by one rank."""
-        self._units = units
+        """`counted` are the parameters whose norm this rank adds: each element of the model is counted by one rank."""
+        self._parameters = list(parameters)
         self._buckets = buckets
         self._counted = counted
         self._scalar_planned_s = scalar_planned_s
-        for item in buckets:
-            self._check_bytes(item.bucket)
+
+    @property
+    def buckets(self) -> Sequence[BucketGroup]:
+        """What this rank shares, in the one global order."""
+        return self._buckets
 
     def reduce(self, timeline: Timeline) -> None:
         """Replace each shared gradient by the sum over its holders."""
         for item in self._buckets:
             start_s = timeline.clock.now_s()
             if timeline.clock.modelled:
-                clocks = _gather([start_s], item.group)
+                clocks = _gather([start_s], item.groups[0].group)
                 start_s = max(clock_s for (clock_s,) in clocks)
                 timeline.clock.wait_until(start_s)
-            for chunk in _chunks(self._parameters(item.bucket)):
-                _all_reduce(chunk, item.group)
+            for chunks in zip_longest(*map(_chunks, item.groups)):
+                for sum_ in [_Sum(chunk) for chunk in chunks if chunk is not None]:
+                    sum_.finish()
             timeline.clock.spend(item.planned_s)
             timeline.close_span("sync", None, start_s)
 
     def totals(self, loss: float, timeline: Timeline, *, stop: bool = False) -> Totals:
         """Exchange squared norm, loss, clock and wish to stop with all ranks, once."""
         start_s = timeline.clock.now_s()
-        squared = sum(
-            _squared_norm(parameter)
-            for unit in sorted(self._counted)
-            for parameter in self._units[unit].values()
-        )
+        squared = math.fsum(map(_squared_norm, self._counted))
         rows = [[squared, loss, start_s, float(stop)]]
         if dist.get_world_size() > 1:
             rows = _gather(rows[0], None)
@@ -100,55 +92,63 @@ class GradientSync:
         if clip_norm is None:
             return
         factor = min(1.0, clip_norm / (gradient_norm + _CLIP_EPS))
-        for parameters in self._units.values():
-            for parameter in parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
-
-    def _parameters(self, bucket: Bucket) -> Iterator[nn.Parameter]:
-        for unit in bucket.units:
-            yield from self._units[unit].values()
-
-    def _check_bytes(self, bucket: Bucket) -> None:
-        held = sum(p.numel() * p.element_size() for p in self._parameters(bucket))
-        if held != bucket.num_bytes:
-            raise RuntimeError(f"{bucket}: parameters take {held} bytes")
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
 
-def counted_units(
-    units: Mapping[str, Mapping[str, nn.Parameter]], buckets: Sequence[Bucket], rank: int
-) -> frozenset[str]:
-    """Units whose norm `rank` adds: what it holds alone, and what it shares as the lowest rank."""
-    lowest = {unit: min(bucket.ranks) for bucket in buckets for unit in bucket.units}
-    return frozenset(unit for unit in units if lowest.get(unit, rank) == rank)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chunk:
+    """Gradients that are summed up in one go, and by whom."""
+
+    gradients: list[Tensor]
+    by: SegmentGroup
 
 
-def _chunks(parameters: Iterator[nn.Parameter]) -> Iterator[list[Tensor]]:
-    """Gradients in order, in lists of about CHUNK_BYTES; a parameter without one counts as zeros."""
-    chunk: list[Tensor] = []
+def _chunks(group: SegmentGroup) -> Iterator[_Chunk]:
+    """Gradients in order, in lists of about CHUNK_BYTES."""
+    gradients: list[Tensor] = []
     num_bytes = 0
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        chunk.append(parameter.grad)
-        num_bytes += parameter.grad.numel() * parameter.grad.element_size()
+    for segment in group.segments:
+        gradients.append(segment.gradient)
+        num_bytes += segment.num_bytes
         if num_bytes >= CHUNK_BYTES:
-            yield chunk
-            chunk, num_bytes = [], 0
-    if chunk:
-        yield chunk
+            yield _Chunk(gradients, group)
+            gradients, num_bytes = [], 0
+    if gradients:
+        yield _Chunk(gradients, group)
 
 
-def _all_reduce(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Sum over the group, through one flat tensor in host memory."""
-    flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
-    try:
-        dist.all_reduce(flat, group=group)
-    except RuntimeError as error:
-        raise PeerLostError(f"a rank did not add its gradients: {error}") from error
-    sizes = [gradient.numel() for gradient in gradients]
-    for gradient, part in zip(gradients, flat.split(sizes), strict=True):
-        gradient.copy_(part.view_as(gradient))
+class _Sum:
+    """A sum over a group that is under way, through one flat tensor in host memory."""
+
+    def __init__(self, chunk: _Chunk) -> None:
+        self._gradients = chunk.gradients
+        self._flat = torch.cat([gradient.flatten() for gradient in chunk.gradients]).cpu()
+        if chunk.by.copies > 1:
+            self._flat.div_(chunk.by.copies)
+        try:
+            self._work = dist.all_reduce(self._flat, group=chunk.by.group, async_op=True)
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def finish(self) -> None:
+        """Wait for it and put the gradients back.
+
+        Raises:
+            PeerLostError: a rank is gone.
+        """
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise _lost(error) from error
+        sizes = [gradient.numel() for gradient in self._gradients]
+        for gradient, part in zip(self._gradients, self._flat.split(sizes), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def _lost(error: RuntimeError) -> PeerLostError:
+    return PeerLostError(f"a rank did not add its gradients: {error}")
 
 
 def _gather(values: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:

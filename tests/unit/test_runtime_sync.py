@@ -13,7 +13,8 @@ from hetrun.errors import ConfigError
 from hetrun.model import ModelSpec
 from hetrun.runtime import sync
 from hetrun.runtime.network import Stage
-from hetrun.runtime.sync import GradientSync, counted_units
+from hetrun.runtime.segments import Segment, SegmentGroup, counted_parameters
+from hetrun.runtime.sync import GradientSync
 from hetrun.runtime.trainer import MicrobatchShare, find_stage, per_valid_token
 from hetrun.schedule import gradient_buckets
 from tests.dist.plans import MODEL, SEQ_LEN, Pipeline, make_plan
@@ -23,7 +24,7 @@ PIPELINES = (Pipeline((6, 2), 2, 4), Pipeline((1, 3, 4), 1, 4), Pipeline((8,), 2
 
 @pytest.mark.parametrize("model", [MODEL, replace(MODEL, tied_embeddings=True)])
 @pytest.mark.parametrize("pipelines", [PIPELINES, PIPELINES[:1], PIPELINES[2:]])
-def test_each_unit_is_counted_by_one_rank(
+def test_each_parameter_is_counted_by_one_rank(
     model: ModelSpec, pipelines: tuple[Pipeline, ...]
 ) -> None:
     plan = make_plan(pipelines, model=model)
@@ -31,10 +32,14 @@ def test_each_unit_is_counted_by_one_rank(
     counts: Counter[str] = Counter()
     for rank in plan.split.ranks:
         _, part = find_stage(plan, rank)
-        units = Stage(model, part, seq_len=SEQ_LEN).units()
-        counts.update(counted_units(units, buckets, rank.rank))
-    layers = {f"layer.{n}" for n in range(8)}
-    assert counts == Counter({"embedding", "head"} | layers)
+        stage = Stage(model, part, seq_len=SEQ_LEN)
+        names = {id(parameter): name for name, parameter in stage.named_parameters()}
+        counted = counted_parameters(
+            stage.units(), {}, buckets=buckets, lane=(rank.rank,), rank=rank.rank
+        )
+        counts.update(names[id(parameter)] for parameter in counted)
+    whole = Stage(model, replace(part, first_layer=0, num_layers=8, has_embedding=True), seq_len=1)
+    assert counts == Counter(name for name, _ in whole.named_parameters())
 
 
 def _sync(*gradients: list[float]) -> tuple[GradientSync, list[nn.Parameter]]:
@@ -43,8 +48,7 @@ def _sync(*gradients: list[float]) -> tuple[GradientSync, list[nn.Parameter]]:
         parameter = nn.Parameter(torch.zeros(len(gradient), dtype=torch.float64))
         parameter.grad = torch.tensor(gradient, dtype=torch.float64)
         parameters.append(parameter)
-    units = {f"layer.{n}": {"weight": parameter} for n, parameter in enumerate(parameters)}
-    return GradientSync(units, buckets=[], counted=frozenset(), scalar_planned_s=0.0), parameters
+    return GradientSync(parameters, buckets=[], counted=[], scalar_planned_s=0.0), parameters
 
 
 def test_clip_scales_all_gradients_to_the_norm() -> None:
@@ -66,13 +70,17 @@ def test_clip_leaves_small_gradients_alone(clip_norm: float | None) -> None:
 
 def test_chunks_keep_order_and_miss_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "CHUNK_BYTES", 16)
-    _, parameters = _sync([1.0], [2.0], [3.0, 4.0], [5.0])
+    _, parameters = _sync([1.0], [2.0], [3.0, 4.0], [5.0], [6.0, 7.0, 8.0])
     parameters[1].grad = None  # a parameter that no microbatch touched
+    segments = [Segment(parameter, 0, 0, len(parameter)) for parameter in parameters[:-1]]
+    segments.append(Segment(parameters[-1], 0, 1, 2))
+    group = SegmentGroup(None, (0, 1), tuple(segments), 1)
     chunks = [
-        [value for gradient in chunk for value in gradient.tolist()]
-        for chunk in sync._chunks(iter(parameters))
+        [value for gradient in chunk.gradients for value in gradient.tolist()]
+        for chunk in sync._chunks(group)
     ]
-    assert chunks == [[1.0, 0.0], [3.0, 4.0], [5.0]]
+    assert chunks == [[1.0, 0.0], [3.0, 4.0], [5.0, 7.0]]
+    assert group.num_bytes == 6 * 8
 
 
 def test_loss_is_divided_by_the_tokens_of_the_whole_batch() -> None:
