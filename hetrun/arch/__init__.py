@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from hetrun.errors import ConfigError
-from hetrun.model import Dtype, LayerCount, ModelSpec
+from hetrun.model import Dtype, LayerCount, ModelSpec, Plan
 
 BYTES_PER_ELEMENT = {  # of activations and messages
     Dtype.FP64: 8,
@@ -67,17 +67,24 @@ def layers_differ(model: ModelSpec) -> bool:
     return len(layer_runs(model)) > 1
 
 
-def need_trainable(model: ModelSpec) -> None:
-    """Refuse what hetrun's own runtime cannot build; counting and planning need no such thing.
+def need_trainable(plan: Plan) -> None:
+    """Refuse what hetrun's own runtime cannot run; counting and planning need no such thing.
 
     Raises:
-        ConfigError: the model is not llama-shaped.
+        ConfigError: devices share layers that transformers builds.
     """
-    if model.counts is not None:
-        raise ConfigError(
-            f"hetrun's runtime builds plain llama-shaped decoders only; this {model.family} config asks for more",
-            hint="plan with it and take the plan elsewhere (hetrun plan --export), or give a llama-shaped model",
-        )
+    model = plan.recipe.model
+    if model.config is None:
+        return
+    for replica in plan.split.replicas:
+        for stage in replica.stages:
+            if len(stage.ranks) != stage.lanes:
+                raise ConfigError(
+                    f"the plan shares each layer of this {model.family} model among"
+                    f" {len(stage.ranks) // stage.lanes} devices; hetrun's runtime cannot do that with models that"
+                    " transformers builds",
+                    hint="set plan.tp: [1] in the recipe, or take the plan elsewhere (hetrun plan --export)",
+                )
 
 
 def layer_parameters(model: ModelSpec) -> int:

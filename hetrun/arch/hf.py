@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
@@ -13,9 +14,28 @@ from hetrun.model import LayerCount, ModelCount, ModelSpec
 
 __all__ = ["BadConfigError", "from_config", "learned_positions"]
 
+_LEFT_OUT = (  # what a config says of its files, of code to fetch, and of how others run it
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "dtype",
+    "experts_implementation",
+    "id2label",
+    "label2id",
+    "quantization_config",
+    "task_specific_params",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+)
+_TEXT_OF = {"gemma3": "gemma3_text"}  # the decoder in a picture-and-text model
 
-def from_config(keys: Mapping[str, Any]) -> ModelSpec:
-    """Return the model that a config describes; llama-shaped ones come without `counts`, so they can be trained.
+
+def from_config(keys: Mapping[str, Any], *, transformers: bool = False) -> ModelSpec:
+    """Return the model that a config describes.
+
+    A llama-shaped one is ours, known by its sizes. Any other one carries its config, for transformers to build; so does
+    a llama-shaped one where `transformers` says so.
 
     Raises:
         BadConfigError: the family is not known here, or a key is missing or no size.
@@ -47,6 +67,7 @@ def from_config(keys: Mapping[str, Any]) -> ModelSpec:
         norm_eps=config.real("rms_norm_eps", default=1e-6),
         family="llama" if decoder.plain else config.kind,
         counts=None if decoder.plain else counts,
+        config=_portable(config, decoder) if transformers or not decoder.plain else None,
     )
 
 
@@ -56,6 +77,18 @@ def learned_positions(keys: Mapping[str, Any]) -> int | None:
     if decoder.positions == 0:
         return None
     return decoder.positions - (2 if keys.get("model_type") == "opt" else 0)
+
+
+def _portable(config: Config, decoder: Decoder) -> str:
+    """Return the config as JSON, the same for the same model, without what says nothing of its shape."""
+    kept = {
+        key: value
+        for key, value in config.keys.items()
+        if key not in _LEFT_OUT and not key.startswith("_")
+    }
+    kept["model_type"] = _TEXT_OF.get(config.kind, config.kind)
+    kept["tie_word_embeddings"] = decoder.tied  # families differ in what they take for granted
+    return json.dumps(kept, sort_keys=True, separators=(",", ":"))
 
 
 def _text_config(keys: Mapping[str, Any]) -> Config:

@@ -236,7 +236,7 @@ def launch(
         PreflightError: a host cannot run its part.
         StorageError: the run's folder cannot be written; everything is stopped then.
     """
-    need_trainable(plan.recipe.model)
+    need_trainable(plan)
     check_plan(plan)
     hidden = read_secrets(plan, environ)
     with Signals() as signals:

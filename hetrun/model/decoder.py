@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from hetrun.model.base import Noun, check_name, need
+
+MAX_CONFIG = 1 << 18  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,8 @@ class ModelCount(Noun):
 class ModelSpec(Noun):
     """A decoder. Without `counts` it is llama-shaped: RMSNorm, rotary grouped-query attention, SwiGLU.
 
-    With `counts` it is of another `family`: it can be counted and planned, not trained by hetrun's own runtime.
+    With `counts` it is of another `family`. With `config` it is the model class of transformers that is trained, which every
+    model with counts is; else hetrun's own decoder.
     """
 
     num_layers: int
@@ -55,6 +59,7 @@ class ModelSpec(Noun):
     norm_eps: float = 1e-5
     family: str = "llama"  # model_type of the config that it was read from
     counts: ModelCount | None = None
+    config: str | None = None  # a Hugging Face config of the decoder alone, as JSON
 
     def __post_init__(self) -> None:
         for what in ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size"):
@@ -62,11 +67,16 @@ class ModelSpec(Noun):
         for what in ("rope_theta", "norm_eps"):
             need(getattr(self, what) > 0, f"model: {what} {getattr(self, what)}, need more than 0")
         check_name("model: family", self.family)
+        _check_config(self.config)
         if self.counts is not None:
             counted = sum(run.num_layers for run in self.counts.layers)
             need(
                 counted == self.num_layers,
                 f"model: counts of {counted} layers, need num_layers {self.num_layers}",
+            )
+            need(
+                self.config is not None,
+                f"model: family {self.family} without its config; write the plan again",
             )
             return  # other families have heads of any size
         need(self.family == "llama", f"model: family {self.family} without counts; name its config")
@@ -79,3 +89,20 @@ class ModelSpec(Noun):
             num_kv_heads >= 1 and self.num_heads % num_kv_heads == 0,
             f"model: num_kv_heads {num_kv_heads}, need a divisor of num_heads {self.num_heads}",
         )
+
+
+def _check_config(text: str | None) -> None:
+    if text is None:
+        return
+    need(
+        len(text) <= MAX_CONFIG,
+        f"model: a config of {len(text)} characters, need at most {MAX_CONFIG}",
+    )
+    try:
+        keys = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"model: config is not JSON: {error}") from error
+    need(
+        isinstance(keys, dict) and isinstance(keys.get("model_type"), str),
+        "model: config without model_type",
+    )

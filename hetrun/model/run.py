@@ -178,6 +178,7 @@ class RunOutcome(Noun):
     wall_s: float
     exit_code: int
     status: str  # "done", "failed", "interrupted", "lost contact", "hang"
+    weights: str | None = None  # folder of the weights that training began from
     failures: tuple[Failure, ...] = ()
     warnings: tuple[str, ...] = ()
     not_clean: tuple[str, ...] = ()  # hosts that could not be confirmed empty

@@ -83,7 +83,7 @@ def open_checkpoints(
     about = CheckpointIndex(
         run=word, step=0, next_row=0, text_sha=text_sha, seq_len=plan.recipe.data.seq_len,
         plan_sha=plan_sha(plan), learning_rate=0.0, model=plan.recipe.model,
-        train=plan.recipe.train, files={},
+        train=plan.recipe.train, files={}, weights=plan.recipe.weights,
     )  # fmt: skip
     key, warnings = _choose(spec, looked, frozenset().union(*needed))
     if key is not None:

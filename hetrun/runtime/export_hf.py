@@ -1,8 +1,9 @@
 """A checkpoint as a model folder for Hugging Face: `python -m hetrun.runtime.export_hf CHECKPOINT... OUT`.
 
 CHECKPOINT is a step-N folder; where hosts have directories of their own, give the folders of all of them, copied to one
-machine. OUT gets config.json and model.safetensors with the names of transformers' Llama. Moments of the optimizer
-stay behind. It needs torch, not transformers.
+machine. OUT gets config.json and model.safetensors with the names that Hugging Face publishes: transformers' Llama for our
+own decoder, the model's own otherwise. Moments of the optimizer stay behind. It needs torch, and transformers for models
+that it builds.
 """
 
 from __future__ import annotations
@@ -16,23 +17,14 @@ from typing import Any
 
 from hetrun.arch import num_kv_heads
 from hetrun.errors import ConfigError, HetrunError, StorageError
-from hetrun.model import CheckpointIndex, Dtype, ModelSpec
+from hetrun.model import CheckpointIndex, Dtype
 from hetrun.runtime import checkpoint_files as files
+from hetrun.runtime import hf_export
 from hetrun.runtime.checkpoint_files import BadCheckpointError, Piece
+from hetrun.runtime.hf_names import llama_names
 
 log = logging.getLogger(__name__)
 
-_LAYER = {
-    "attention_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
 _DTYPE = {
     Dtype.FP64: "float64",
     Dtype.FP32: "float32",
@@ -46,10 +38,13 @@ def export(checkpoints: Sequence[Path], out: Path) -> None:
 
     Raises:
         BadCheckpointError: the folders are damaged, of different saves, or some parameter is in none of them.
+        PreflightError: the model takes transformers, which is missing or too old.
         StorageError: a folder cannot be read, or `out` cannot be written or is there already.
     """
     index, pieces = _read(checkpoints)
-    names = hf_names(index.model)
+    model = index.model
+    theirs = None if model.config is None else hf_export.Published(model)
+    names = llama_names(model) if theirs is None else theirs.names
     missing = [name for name in names if name not in pieces]
     if missing:
         raise BadCheckpointError(
@@ -57,29 +52,21 @@ def export(checkpoints: Sequence[Path], out: Path) -> None:
             hint="give the step folders of all hosts",
         )
     tensors = {hf_name: files.assemble(pieces[name]) for name, hf_name in names.items()}
+    config = hf_config(index)
+    if theirs is not None:
+        tensors = theirs.tensors(tensors, index.weights)
+        config = theirs.config | {"torch_dtype": config["torch_dtype"]}
     part = out.with_name(f"{out.name}.tmp")
     try:
         if out.exists():
             raise StorageError(f"{out} is there already", hint="name a folder that is not there")
         part.mkdir(parents=True, exist_ok=True)
         files.write_shard(part / "model.safetensors", tensors, metadata={"format": "pt"})
-        text = json.dumps(hf_config(index), indent=1) + "\n"
+        text = json.dumps(config, indent=1) + "\n"
         (part / "config.json").write_text(text, encoding="utf-8")
         part.rename(out)
     except OSError as error:
         raise StorageError(f"cannot write {part}: {error.strerror}") from error
-
-
-def hf_names(model: ModelSpec) -> dict[str, str]:
-    """Names of transformers' Llama by our names; a tied output matrix has none of its own."""
-    names = {"embedding.weight": "model.embed_tokens.weight"}
-    for layer in range(model.num_layers):
-        for ours, theirs in _LAYER.items():
-            names[f"layer.{layer}.{ours}.weight"] = f"model.layers.{layer}.{theirs}.weight"
-    names["head.norm.weight"] = "model.norm.weight"
-    if not model.tied_embeddings:
-        names["head.output.weight"] = "lm_head.weight"
-    return names
 
 
 def hf_config(index: CheckpointIndex) -> dict[str, Any]:

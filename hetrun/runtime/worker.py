@@ -123,7 +123,7 @@ def check_place(place: Place, plan: Plan) -> RankPlan:
     Raises:
         ConfigError: another world size, host or local rank, or a model that cannot be trained here.
     """
-    need_trainable(plan.recipe.model)
+    need_trainable(plan)
     hint = "start the run again: hetrun launch plan.json"
     ranks = plan.split.ranks
     if place.world_size != len(ranks):
