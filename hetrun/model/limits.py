@@ -66,6 +66,7 @@ class PlanLimits(Noun):
     tp: tuple[int, ...] = (1,)  # numbers of devices that may share a layer, to choose from
     lanes: tuple[int, ...] = (1,)  # numbers of copies that a stage may have, to choose from
     recompute: bool = False  # the planner may choose to run forwards again in the backward
+    zero: tuple[int, ...] = (0,)  # ZeRO stages to choose from; 1 shares out the optimizer's states
     pins: Pins | None = None
 
     def __post_init__(self) -> None:
@@ -92,4 +93,8 @@ class PlanLimits(Noun):
         need(
             1 in self.lanes and min(self.lanes) >= 1 and len(set(self.lanes)) == len(self.lanes),
             f"plan: lanes {list(self.lanes)}, need 1 and other numbers of at least 1 once each",
+        )
+        need(
+            self.zero in ((0,), (1,), (0, 1), (1, 0)),
+            f"plan: zero {list(self.zero)}, need 0, 1 or both",
         )

@@ -93,6 +93,7 @@ class ReplicaPlan(Noun):
     stages: tuple[StagePlan, ...]
     order: Order = Order.ONE_F_ONE_B
     cuts: tuple[float, ...] = ()  # real cuts between the stages; none: at each stage's first layer
+    zero: int = 0  # ZeRO stage, the same in all replicas; 1: who holds a parameter updates a part
 
     def __post_init__(self) -> None:
         need(
@@ -210,6 +211,8 @@ class Plan(Noun):
     def __post_init__(self) -> None:
         rows = sum(replica.num_rows for replica in self.split.replicas)
         batch = self.recipe.train.global_batch_rows
+        zeros = {replica.zero for replica in self.split.replicas}
+        need(len(zeros) == 1 and zeros <= {0, 1}, f"plan: zero {sorted(zeros)}, need one of 0, 1")
         need(rows == batch, f"plan: replicas take {rows} rows, need global_batch_rows {batch}")
         for index, rank in enumerate(self.split.ranks):
             need(rank.rank == index, f"plan: rank {rank.rank} at place {index}")

@@ -22,7 +22,9 @@ from hetrun.planner.words import (
     plural,
     runner_up_words,
     verdict_words,
+    zero_notes,
 )
+from hetrun.planner.zero import with_zero
 
 __all__ = ["TorchTarget", "limited", "plan", "torch_targets"]
 
@@ -56,6 +58,7 @@ def plan(
         *chosen.notes,
         *order_notes(outcome.best, outcome.plain),
         *lane_notes(outcome.best, outcome.turnless),
+        *zero_notes(outcome.best, outcome.whole, choices=problem.zero),
         *_price_of_few_shapes(problem, chosen.free),
         *problem.notes,
     )
@@ -124,7 +127,7 @@ def _price_of_few_shapes(problem: Problem, outcome: Outcome) -> tuple[str, ...]:
     """Say what the limit on different replicas costs, where there is one."""
     if problem.max_shapes is None:
         return ()
-    free_s = search(replace(problem, max_shapes=None)).best.step_s
+    free_s = with_zero(replace(problem, max_shapes=None), search).best.step_s
     more = max(0.0, outcome.best.step_s / free_s - 1)
     shapes = plural(problem.max_shapes, "replica shape")
     return (f"At most {shapes}: {more:.2%} slower than with any number of them",)
@@ -134,4 +137,5 @@ def _unlimited_s(problem: Problem, outcome: Outcome) -> float | None:
     """Return the best step on devices with endless memory, where memory stood in the way at all."""
     if not outcome.memory_bound:
         return None
-    return search(problem.without_memory_limits(), quick=True).best.step_s
+    alike = replace(problem, shards=outcome.best.layout.replicas[0].zero)
+    return search(alike.without_memory_limits(), quick=True).best.step_s

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hetrun.errors import NoPlanError
 from hetrun.model import Baseline
 from hetrun.planner.bound import ideal_rows_per_s
 from hetrun.planner.problem import Problem
 from hetrun.planner.search import Outcome, is_large, search
 from hetrun.planner.words import shape_words
+from hetrun.planner.zero import with_zero
 
 
 def baselines(problem: Problem, mixed: Outcome) -> tuple[Baseline, ...]:
@@ -30,13 +33,14 @@ def _alone(
     why = shape = ""
     rows_per_s = scaled_rows_per_s = None
     try:
-        outcome = mixed if own is problem else search(own, large=large)
+        find = partial(search, large=large)
+        outcome = mixed if own is problem else with_zero(own, find)
         rows_per_s = own.batch_rows / outcome.best.step_s
         shape = shape_words(outcome.best.layout.replicas)
         if scaled_rows == own.batch_rows:
             scaled_rows_per_s = rows_per_s
         else:
-            smaller = search(own.with_batch(scaled_rows), large=large)
+            smaller = with_zero(own.with_batch(scaled_rows), find)
             scaled_rows_per_s = scaled_rows / smaller.best.step_s
     except NoPlanError as error:
         why = error.message.partition(" (")[0]

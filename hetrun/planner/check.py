@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from hetrun.model import Facts, Order, Profile, RankPlan, Recipe, ReplicaPlan, Split
 from hetrun.planner.recost import recost
+from hetrun.planner.reweigh import Reweigh
 
 TOLERANCE = 1e-9
 
 
 def check_split(split: Split, facts: Facts, profile: Profile, recipe: Recipe) -> None:
-    """Prove that a split is whole, fits, sits on devices that exist, and costs what it says.
+    """Prove that a split is whole, fits, sits on devices that exist, and holds and costs what it says.
 
     Raises:
         ValueError: it does not; says which rank, stage or figure.
@@ -21,6 +22,7 @@ def check_split(split: Split, facts: Facts, profile: Profile, recipe: Recipe) ->
     _check_rows(split, recipe)
     for number, replica in enumerate(split.replicas):
         _check_replica(number, replica, split.ranks, recipe)
+    _check_memory(split, recipe)
     step_s = recost(split, profile, recipe)
     if abs(step_s - split.cost.step_s) > TOLERANCE * max(step_s, split.cost.step_s):
         raise ValueError(f"plan says {split.cost.step_s} s per step, evaluated anew {step_s} s")
@@ -88,6 +90,18 @@ def _check_replica(
         for lane in range(stage.lanes):
             hosts = {ranks[rank].host for rank in stage.ranks[lane * tp : (lane + 1) * tp]}
             _need(len(hosts) == 1, f"{name}: lane {lane} shares layers between {sorted(hosts)}")
+
+
+def _check_memory(split: Split, recipe: Recipe) -> None:
+    """Every stage says the bytes that a second count finds, and all replicas share out their updates alike."""
+    zeros = {replica.zero for replica in split.replicas}
+    _need(len(zeros) == 1 and zeros <= {0, *recipe.plan.zero}, f"zero {sorted(zeros)}")
+    weights = Reweigh(split, recipe)
+    for number, replica in enumerate(split.replicas):
+        for index, stage in enumerate(replica.stages):
+            found = weights.num_bytes(replica, stage)
+            said = stage.memory_bytes
+            _need(found == said, f"replica {number} stage {index}: {said} bytes, are {found}")
 
 
 def _check_layers(number: int, replica: ReplicaPlan, num_layers: int) -> None:

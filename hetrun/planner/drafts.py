@@ -100,7 +100,9 @@ def repaired(maker: ShapeMaker, combo: Combo) -> Groups | None:
 
 
 def within(problem: Problem, groups: Groups) -> bool:
-    """Whether a combination has no more different replicas than the recipe allows."""
+    """Whether a combination has no more different replicas than allowed, and as many copies of a layer as assumed."""
+    if problem.shards > sum(len(group.counts) * min(group.shape.lanes) for group in groups):
+        return False
     return problem.max_shapes is None or len({g.shape for g in groups}) <= problem.max_shapes
 
 
@@ -320,13 +322,14 @@ def rebalanced(problem: Problem, candidate: Candidate) -> Groups | None:
         span = min(count, PERIOD if group.style.cuts else 2 * group.shape.num_stages)
         turn = lcm(*group.shape.lanes)
         span = turn * -(-span // turn)  # as many more for each lane
-        end_s = seconds(problem, planned, group, count)
-        cycle_s = (seconds(problem, planned, group, count + span) - end_s) / span
+        played = 2 * span if group.style.cuts and count > 3 * span else count + span
+        end_s = seconds(problem, planned, group, played)
+        cycle_s = (end_s - seconds(problem, planned, group, played - span)) / span
         parts.append(
             Part(
                 rows=group.shape.rows,
                 count=len(group.counts),
-                fill_s=end_s - count * cycle_s,
+                fill_s=end_s - played * cycle_s,
                 cycle_s=cycle_s,
             )
         )

@@ -214,9 +214,9 @@ def _memory_terms(recipe: Recipe, stage: StagePlan, of: str, *, rows: int) -> It
     )
     each = state_bytes(recipe.train.dtype)
     parameters = stage_parameters(recipe.model, piece, tp=len(stage.ranks) // stage.lanes)
-    states = each.total * parameters
+    states = each.of(parameters, parameters)
     how = (
-        f"{parameters:,} parameters x {each.total} bytes (weight {each.weight},"
+        f"{parameters:,} parameters x {each.of(1, 1)} bytes (weight {each.weight},"
         f" gradient {each.gradient}, AdamW's moments {each.optimizer})"
     )
     yield _term("memory: states", of, states, "bytes", how)

@@ -22,6 +22,7 @@ from hetrun.planner.cost import (
 )
 from hetrun.planner.kinds import UNKNOWN_MODEL, Seat
 from hetrun.planner.memory import stage_bytes
+from hetrun.planner.owners import Owners
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape, pieces, stage_load
 from hetrun.schedule import held_layers, step_cost, step_seconds
@@ -95,7 +96,8 @@ def lay_out(problem: Problem, drafts: Sequence[Draft], seats: Places | None = No
             seat = seat_at[host, index]
             ranks.append(_rank(seat, len(ranks), local_rank, replica=replica, stage=stage))
     replicas: list[ReplicaPlan] = []
-    maker = _StageMaker(problem, _crossings(problem, drafts, places))
+    owners = _owners(problem, drafts) if problem.shards else None
+    maker = _StageMaker(problem, _crossings(problem, drafts, places), owners)
     first_row = 0
     for number, draft in enumerate(drafts):
         numbers = [ranks_of[number, stage] for stage in range(draft.shape.num_stages)]
@@ -108,6 +110,7 @@ def lay_out(problem: Problem, drafts: Sequence[Draft], seats: Places | None = No
                 stages=tuple(stages),
                 order=draft.style.order,
                 cuts=draft.style.cuts,
+                zero=int(problem.shards > 0),
             )
         )
         first_row += replicas[-1].num_rows
@@ -234,9 +237,10 @@ def _rank(seat: Seat, rank: int, local_rank: int, *, replica: int, stage: int) -
 class _StageMaker:
     """Makes the stages of all replicas; what replicas of one shape share is computed once."""
 
-    def __init__(self, problem: Problem, crossings: Crossings) -> None:
+    def __init__(self, problem: Problem, crossings: Crossings, owners: Owners | None) -> None:
         self._problem = problem
         self._crossings = crossings
+        self._owners = owners
         self._shared: dict[tuple[int, tuple[int, ...], Style], list[dict[str, Any]]] = {}
         self._kept: list[Shape] = []  # so that their ids stay theirs
 
@@ -248,7 +252,7 @@ class _StageMaker:
         key = (id(shape), draft.windows, draft.style)
         if key not in self._shared:
             self._kept.append(shape)
-            self._shared[key] = list(_shared(problem, draft))
+            self._shared[key] = list(_shared(problem, draft, self._owners))
         sent = arch.boundary_bytes(problem.model, problem.dtype, shape.rows, problem.seq_len)
         for index, fields in enumerate(self._shared[key]):
             send_s = 0.0
@@ -271,6 +275,20 @@ def _crossings(problem: Problem, drafts: Sequence[Draft], places: Places) -> Cro
         ]
         for draft, stages in zip(drafts, places, strict=True)
     )
+
+
+def _owners(problem: Problem, drafts: Sequence[Draft]) -> Owners:
+    """Return on how many lanes of all replicas each parameter lives."""
+    alike: Counter[tuple[int, tuple[float, ...]]] = Counter()
+    shapes = {id(draft.shape): draft.shape for draft in drafts}
+    for draft in drafts:
+        alike[id(draft.shape), draft.style.cuts] += 1
+    lanes: Counter[Piece] = Counter()
+    for (number, cuts), count in alike.items():
+        shape = shapes[number]
+        for piece, own in zip(held_pieces(shape, cuts), shape.lanes, strict=True):
+            lanes[piece] += count * own
+    return Owners(problem.model, lanes)
 
 
 def _pairs(
@@ -313,8 +331,13 @@ def held_pieces(shape: Shape, cuts: Sequence[float]) -> tuple[Piece, ...]:
     )
 
 
-def _shared(problem: Problem, draft: Draft) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each stage that do not depend on the devices it sits on."""
+def _shared(
+    problem: Problem, draft: Draft, owners: Owners | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the fields of each stage that do not depend on the devices it sits on.
+
+    Where `owners` share out the optimizer's states, memory and update are those of a stage's true part.
+    """
     shape, style = draft.shape, draft.style
     for index, piece in enumerate(held_pieces(shape, style.cuts)):
         kind = problem.kinds[shape.kinds[index]]
@@ -322,6 +345,9 @@ def _shared(problem: Problem, draft: Draft) -> Iterator[dict[str, Any]]:
         forward_s, backward_s = stage_seconds(timing, piece)
         held = style.most_held[index] if style.most_held else draft.windows[index]
         load = stage_load(problem, shape.kinds[index], rows=shape.rows, window=held)
+        updated = stage_parameters(problem.model, piece, tp=kind.tp)
+        if owners is not None:
+            updated = owners.updated(piece, tp=kind.tp)
         yield {
             "first_layer": piece.first_layer,
             "num_layers": piece.num_layers,
@@ -331,9 +357,8 @@ def _shared(problem: Problem, draft: Draft) -> Iterator[dict[str, Any]]:
             "most_held": held if style.most_held else None,
             "forward_s": forward_s,
             "backward_s": backward_s,
-            "optimizer_s": kind.optimizer_s_per_parameter
-            * stage_parameters(problem.model, piece, tp=kind.tp),
-            "memory_bytes": stage_bytes(problem.model, problem.dtype, piece, load),
+            "optimizer_s": kind.optimizer_s_per_parameter * updated,
+            "memory_bytes": stage_bytes(problem.model, problem.dtype, piece, load, updated=updated),
             "memory_limit_bytes": kind.limit_bytes,
             "recompute": kind.recompute,
             "lanes": kind.lanes,

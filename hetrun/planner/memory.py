@@ -19,10 +19,9 @@ class StateBytes:
     gradient: int
     optimizer: int  # its moments, and a master copy of the weight where it keeps one
 
-    @property
-    def total(self) -> int:
-        """Bytes of a parameter whose optimizer state is not shared out."""
-        return self.weight + self.gradient + self.optimizer
+    def of(self, held: int, updated: int) -> int:
+        """Return the bytes of so many parameters, of which the device updates some."""
+        return (self.weight + self.gradient) * held + self.optimizer * updated
 
 
 _ADAMW = {  # weight, gradient and two moments, all in one dtype; beside the weight its copy for the arithmetic, if any
@@ -42,6 +41,7 @@ class Load:
     window: int  # microbatches between forward and backward
     tp: int = 1
     recompute: bool = False  # only the layers' inputs wait for the backward
+    shards: int = 1  # devices that share out what the optimizer knows of each parameter
 
 
 def state_bytes(dtype: Dtype) -> StateBytes:
@@ -49,15 +49,19 @@ def state_bytes(dtype: Dtype) -> StateBytes:
     return _ADAMW[dtype]
 
 
-def stage_bytes(model: ModelSpec, dtype: Dtype, piece: Piece, load: Load) -> int:
-    """Return peak bytes of each device of a stage.
+def stage_bytes(
+    model: ModelSpec, dtype: Dtype, piece: Piece, load: Load, *, updated: int | None = None
+) -> int:
+    """Return peak bytes of each device of a stage that updates so many parameters (None: its share by `load`).
 
     States, plus what autograd holds per microbatch between forward and backward, plus the loss, plus messages
     on their way (one per microbatch in flight, one received ahead, one being sent). With recomputation one
     layer at a time is whole (the largest; of the whole model, where a stage has no layers yet).
     """
     rows, seq_len, window = load.rows, load.seq_len, load.window
-    states = state_bytes(dtype).total * stage_parameters(model, piece, tp=load.tp)
+    parameters = stage_parameters(model, piece, tp=load.tp)
+    share = -(-parameters // load.shards) if updated is None else updated
+    states = state_bytes(dtype).of(parameters, share)
     runs = arch.runs_between(model, piece.first_layer, piece.first_layer + piece.num_layers)
     held = sum(count * _held_bytes(model, run, dtype, load) for run, count in runs)
     whole = [run for run, _ in runs] or arch.layer_runs(model)
@@ -70,7 +74,7 @@ def stage_bytes(model: ModelSpec, dtype: Dtype, piece: Piece, load: Load) -> int
 def layer_bytes(model: ModelSpec, run: LayerCount, dtype: Dtype, load: Load) -> int:
     """Return what one more layer of a run adds to each device of a stage."""
     parameters = -(-run.parameters // load.tp)
-    states = state_bytes(dtype).total * parameters
+    states = state_bytes(dtype).of(parameters, -(-parameters // load.shards))
     return states + load.window * _held_bytes(model, run, dtype, load)
 
 

@@ -30,6 +30,7 @@ from hetrun.planner.problem import Problem
 from hetrun.planner.search import Outcome, lanes_that_help, search
 from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.variety import enumerate_shapes
+from hetrun.planner.zero import with_zero, zero_helps
 
 _NUM_RANKED = 400  # combinations that are looked at; rows may rule most of them out
 _NUM_SIMULATED = 50
@@ -54,17 +55,19 @@ def choose(problem: Problem, pins: Pins | None) -> Chosen:
         NoPlanError: nothing fits; names the pin that rules out the rest.
     """
     try:
-        free = search(problem)
+        free = with_zero(problem, search)
     except NoPlanError as error:
         lanes = lanes_that_help(problem)
-        if not lanes:
+        helps = [f"allow plan.lanes: {list(lanes)}"] if lanes else []
+        helps += ["allow plan.zero: [0, 1]"] if zero_helps(problem) else []
+        if not helps:
             raise
-        hint = f"allow plan.lanes: {list(lanes)}, or {error.hint}"
+        hint = ", or ".join([*helps, error.hint or ""])
         raise NoPlanError(error.message, hint=hint) from error
     if pins is None or pins == Pins():
         return Chosen(outcome=free, free=free)
     _check_names(problem, pins)
-    outcome = _pinned(problem, pins)
+    outcome = with_zero(problem, lambda assumed: _pinned(assumed, pins))
     price = outcome.best.step_s / free.best.step_s - 1
     note = (
         f"The pins cost {max(0.0, price):.2%}: {outcome.best.step_s:.4g} s per step against"

@@ -50,6 +50,8 @@ class Problem:
     left_over: tuple[Seat, ...] = ()  # on hosts without a multiple of any tp
     orders: tuple[Order, ...] = (Order.ONE_F_ONE_B,)  # to choose from
     fractional: bool = False  # a layer may live on two stages
+    zero: tuple[int, ...] = (0,)  # ZeRO stages to choose from
+    shards: int = 0  # lanes at least that share out what they know of a parameter; 0: each has all
 
     @cached_property
     def reduce_cache(self) -> dict[tuple[tuple[tuple[str, int], ...], int, int], float]:
@@ -254,6 +256,7 @@ def read_problem(
         max_shapes=recipe.plan.max_shapes,
         orders=recipe.plan.orders,
         fractional=recipe.plan.fractional,
+        zero=recipe.plan.zero,
         left_over=tuple(left_over),
     )
 

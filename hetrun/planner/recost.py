@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import pairwise
-from math import ceil
 
 from hetrun import arch
 from hetrun.model import (
@@ -19,7 +18,9 @@ from hetrun.model import (
     Split,
     StagePlan,
 )
+from hetrun.planner.recost_sync import owner_sets
 from hetrun.planner.replay import replay_lanes
+from hetrun.planner.reweigh import Reweigh
 
 _WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "bf16-mixed": 2}  # bytes of an activation
 _GRADIENT_WIDTHS = {**_WIDTHS, "bf16-mixed": 4}
@@ -27,6 +28,32 @@ _GRADIENT_WIDTHS = {**_WIDTHS, "bf16-mixed": 4}
 
 def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
     """Evaluate a split from profile and recipe alone; return seconds per step."""
+    clocks = _pipelines(split, profile, recipe)
+    width = _GRADIENT_WIDTHS[recipe.train.dtype.value]
+    sets = owner_sets(split, recipe.model)
+    shares = split.replicas[0].zero == 1  # gradients scattered before, weights gathered behind
+
+    def all_sets_meet() -> None:
+        for members, parameters, tp in sets:
+            on = {rank: split.ranks[rank] for rank in members}
+            num_bytes = parameters * width
+            _meet(clocks, on, num_bytes, profile.links, times=tp, ways=2 - shares)
+
+    all_sets_meet()
+    _meet(clocks, dict(enumerate(split.ranks)), 24, profile.links, times=1)
+    weights = Reweigh(split, recipe)
+    for replica in split.replicas:
+        for stage in replica.stages:
+            for rank in stage.ranks:
+                per_parameter_s = _figures(profile, split.ranks[rank], stage)[1]
+                clocks[rank] += per_parameter_s * weights.parameters(stage)[1]
+    if shares:
+        all_sets_meet()
+    return max(clocks)
+
+
+def _pipelines(split: Split, profile: Profile, recipe: Recipe) -> list[float]:
+    """Return when each rank is done with its microbatches."""
     clocks = [0.0] * len(split.ranks)
     played: dict[tuple[object, ...], list[list[float]]] = {}  # replicas that are alike end alike
     crowd = _crowd(split)
@@ -38,17 +65,7 @@ def recost(split: Split, profile: Profile, recipe: Recipe) -> float:
         for stage, ends in zip(replica.stages, played[alike], strict=True):
             for place, rank in enumerate(stage.ranks):
                 clocks[rank] = ends[place // _tp(stage)]
-    width = _GRADIENT_WIDTHS[recipe.train.dtype.value]
-    for members, parameters, tp in _owner_sets(split, recipe.model):
-        on = {rank: split.ranks[rank] for rank in members}
-        _meet(clocks, on, parameters * width, profile.links, times=tp)
-    _meet(clocks, dict(enumerate(split.ranks)), 24, profile.links, times=1)
-    for replica in split.replicas:
-        for stage in replica.stages:
-            for rank in stage.ranks:
-                per_parameter_s = _figures(profile, split.ranks[rank], stage)[1]
-                clocks[rank] += per_parameter_s * _parameters(stage, recipe.model)
-    return max(clocks)
+    return clocks
 
 
 def _likeness(replica: ReplicaPlan, ranks: tuple[RankPlan, ...]) -> tuple[object, ...]:
@@ -198,7 +215,9 @@ def _crowd(split: Split) -> _Crowd:
     crowd: _Crowd = {}
     for replica in split.replicas:
         for before, after in pairwise(replica.stages):
-            left, right = ([split.ranks[rank].host for rank in _firsts(s)] for s in (before, after))
+            left, right = (
+                [split.ranks[rank].host for rank in s.ranks[:: _tp(s)]] for s in (before, after)
+            )
             for way, own, other in (("out", left, right), ("in", right, left)):
                 for host in own:
                     crowd[host, way] = crowd.get((host, way), 0) + any(o != host for o in other)
@@ -286,57 +305,6 @@ def _order(window: int, count: int) -> list[tuple[str, int]]:
     return order
 
 
-def _layer_sizes(stage: StagePlan, model: ModelSpec) -> list[int]:
-    """Return the parameters of each layer of a stage."""
-    layers = range(stage.first_layer, stage.first_layer + stage.num_layers)
-    return [arch.layer_at(model, layer).parameters for layer in layers]
-
-
-def _parameters(stage: StagePlan, model: ModelSpec) -> int:
-    """Return parameters that a stage updates."""
-    matrix = model.vocab_size * model.hidden_size
-    table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
-    held = ceil(sum(_layer_sizes(stage, model)) / _tp(stage))
-    held += stage.has_head * norm
-    if model.tied_embeddings and stage.has_head and not stage.has_embedding:
-        return held + matrix
-    own_matrix = stage.has_head and not model.tied_embeddings
-    return held + stage.has_embedding * table + own_matrix * matrix
-
-
-def _owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], int, int]]:
-    """Return sets of stages (by their first ranks) that share gradients, with parameters per device and its tp."""
-    matrix = model.vocab_size * model.hidden_size
-    table, norm = arch.embedding_parameters(model), arch.final_norm_parameters(model)
-    tied = model.tied_embeddings
-    stages = [stage for replica in split.replicas for stage in replica.stages]
-    heads = {rank for stage in stages if stage.has_head for rank in _firsts(stage)}
-    tables = {rank for stage in stages if stage.has_embedding for rank in _firsts(stage)}
-    share = {rank: _tp(stage) for stage in stages for rank in _firsts(stage)}
-    sets: dict[tuple[int, ...], list[int]] = {}  # parameters of layers, others
-    sets.setdefault(tuple(sorted(heads)), [0, 0])[1] += norm + (0 if tied else matrix)
-    for layer in reversed(range(model.num_layers)):
-        holders = {
-            rank
-            for stage in stages
-            if stage.first_layer <= layer < stage.first_layer + stage.num_layers
-            for rank in _firsts(stage)
-        }
-        sets.setdefault(tuple(sorted(holders)), [0, 0])[0] += arch.layer_at(model, layer).parameters
-    sets.setdefault(tuple(sorted(tables | heads if tied else tables)), [0, 0])[1] += table
-    return [
-        (members, ceil(layers / tp) + whole, tp)
-        for members, (layers, whole) in sets.items()
-        if len(members) > 1
-        for tp in [min(share[rank] for rank in members)]
-    ]
-
-
-def _firsts(stage: StagePlan) -> tuple[int, ...]:
-    """Return the first rank of each lane."""
-    return stage.ranks[:: _tp(stage)]
-
-
 def _meet(
     clocks: list[float],
     members: dict[int, RankPlan],
@@ -344,10 +312,12 @@ def _meet(
     links: tuple[Link, ...],
     *,
     times: int,
+    ways: int = 2,
 ) -> None:
     """Let ranks all-reduce together: start when the last is there, rings inside vendors, then a ring of vendors.
 
-    What goes between hosts goes `times` times: so many do the same beside.
+    What goes between hosts goes `times` times: so many do the same beside. A ring goes round once to scatter and once
+    to gather: `ways`.
     """
     far_bytes = num_bytes * (times if len({rank.host for rank in members.values()}) > 1 else 1)
     islands: dict[str, set[tuple[str, int]]] = {}
@@ -362,14 +332,14 @@ def _meet(
             link = _find(links, kind, vendor, vendor)
             moved = num_bytes if one_host else far_bytes
             hop_s = link.latency_s + moved / (size * link.bytes_per_s)
-            inside_s.append((2 * size - 2) * hop_s)
+            inside_s.append(ways * (size - 1) * hop_s)
     names = sorted(islands)
     across_s = 0.0
     if len(names) > 1:
         pairs = [(names[i], names[(i + 1) % len(names)]) for i in range(len(names))]
         ring = [_find(links, LinkKind.ACROSS, a, b) for a, b in pairs]
         hop_s = max(hop.latency_s + far_bytes / (len(names) * hop.bytes_per_s) for hop in ring)
-        across_s = (2 * len(names) - 2) * hop_s
+        across_s = ways * (len(names) - 1) * hop_s
     end_s = max(clocks[number] for number in members) + max(inside_s) + across_s
     for number in members:
         clocks[number] = end_s

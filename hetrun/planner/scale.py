@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
-from math import inf
+from math import factorial, inf
 from typing import TYPE_CHECKING, Any
 
 from hetrun import arch
@@ -20,6 +20,7 @@ from hetrun.planner.multiply import (
     Columns,
     Counts,
     few_shapes,
+    filled_up,
     relaxed_deadline,
     whole_replicas,
 )
@@ -40,6 +41,7 @@ _MOST_TEMPLATES_SMALL = 1500
 _SMALL = 64  # devices, up to here
 _FEW = 64  # devices; up to here polishing finds what rounding loses, and scipy takes half a second to load
 _MOST_DEPTH = 128
+_NUM_FILLED = 16  # shapes of which as many replicas as possible are tried, where there are few devices
 _GRIDS = (
     (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128),
     (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
@@ -157,14 +159,16 @@ def _answers(problem: Problem, columns: Columns, *, exact: bool) -> Iterator[Cou
     """Yield counts of replicas: the best of any number of shapes, and of one."""
     max_shapes = problem.max_shapes
     if max_shapes is None:
-        exact = exact and len(problem.groups) > 1 and problem.num_devices > _FEW
-        whole = whole_replicas(columns, problem.capacity, problem.batch_rows, exact=exact)
+        by_milp = exact and len(problem.groups) > 1 and problem.num_devices > _FEW
+        whole = whole_replicas(columns, problem.capacity, problem.batch_rows, exact=by_milp)
         if whole is not None:
             yield whole[0]
     for most in sorted({1, max_shapes or 1}):
         few = few_shapes(columns, problem.capacity, problem.batch_rows, most=most)
         if few is not None:
             yield few[0]
+    if exact and problem.num_devices <= _FEW:
+        yield from filled_up(columns, problem.capacity, problem.batch_rows, most=_NUM_FILLED)
 
 
 def _families(problem: Problem, shapes: ManyShapes) -> Iterator[tuple[Any, bool]]:
@@ -202,7 +206,10 @@ def _combo(
 
 
 def _templates(problem: Problem) -> Iterator[Blocks]:
-    """Yield ordered blocks: one group alone, two in both orders, more of them slow first and large memory first."""
+    """Yield ordered blocks: one group alone, two in both orders, more of them slow first and large memory first.
+
+    Of few devices three are tried in all orders, where these are not too many.
+    """
     depth = min(problem.max_stages, _MOST_DEPTH)
     budget = _MOST_TEMPLATES_SMALL if problem.num_devices <= _SMALL else _MOST_TEMPLATES
     budget //= len(problem.row_choices)
@@ -211,16 +218,14 @@ def _templates(problem: Problem) -> Iterator[Blocks]:
         subsets = list(combinations(range(num_groups), mixed))
         for grid in _GRIDS:
             choices = [_blocks(problem, group, grid, depth) for group in range(num_groups)]
-            orders = 1 if mixed == 1 else 2
-            total = orders * sum(
-                _product(len(choices[group]) for group in subset) for subset in subsets
-            )
-            if total <= budget:
+            total = sum(_product(len(choices[group]) for group in subset) for subset in subsets)
+            if min(2, mixed) * total <= budget:
                 break
+        freely = mixed <= 2 or (problem.num_devices <= _SMALL and factorial(mixed) * total <= budget)
         for subset in subsets:
             for blocks in product(*(choices[group] for group in subset)):
                 if sum(size for _, size in blocks) <= depth:
-                    yield from _ordered(problem, blocks)
+                    yield from permutations(blocks) if freely else _ordered(problem, blocks)
 
 
 def _product(numbers: Iterator[int]) -> int:
@@ -236,15 +241,15 @@ def _blocks(problem: Problem, group: int, grid: Sequence[int], depth: int) -> li
     for number, kind in enumerate(problem.kinds):
         if problem.places[number] == group:
             most = min(depth, len(kind.seats) // kind.width)
-            found += [(number, size) for size in grid if size <= most]
+            sizes = {size for size in grid if size <= most}
+            if problem.num_devices <= _SMALL:
+                sizes |= {most, most // 2} - {0}
+            found += [(number, size) for size in sorted(sizes)]
     return found
 
 
 def _ordered(problem: Problem, blocks: Blocks) -> Iterator[Blocks]:
-    """Yield the orders that a replica's blocks are tried in."""
-    if len(blocks) <= 2:
-        yield from permutations(blocks)
-        return
+    """Yield the two orders that many blocks are tried in: slow first, and large memory first."""
     rows = problem.row_choices[0]
     limits = [inf if kind.limit_bytes is None else kind.limit_bytes for kind in problem.kinds]
     slow_first = sorted(blocks, key=lambda b: -problem.kinds[b[0]].timings[rows].layer_forward_s)
@@ -312,7 +317,9 @@ class _Tables:
         )
         self.update_s = np.asarray(
             [
-                kind.optimizer_s_per_parameter * arch.mean_layer_parameters(problem.model) / kind.tp
+                kind.optimizer_s_per_parameter
+                * arch.mean_layer_parameters(problem.model)
+                / (kind.tp * max(1, problem.shards))
                 for kind in problem.kinds
             ]
         )

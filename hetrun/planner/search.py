@@ -48,7 +48,8 @@ _MOST_ORDERS = 24
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
 _LANES = (1, 2, 4)  # to advise
 _LANES_SLOWER = 4  # an event of lanes takes so many times as long
-_MANY = 24  # devices; with more of them shapes are handled as arrays
+_MANY = 8  # devices; with more of them shapes are handled as arrays
+_NOT_SO_MANY = 24  # of these, up to here several outlines are refined
 _MUCH_TRAFFIC = 0.05  # of a step, in sends that are waited for
 _MOST_TWICE = 20_000  # devices; with more of them a second search takes too long
 _NUM_SCALED = 8  # combinations of many devices that the simulator ranks
@@ -70,6 +71,7 @@ class Outcome:
         None  # the best in 1F1B over whole layers, where another order or cut is quicker
     )
     turnless: Candidate | None = None  # the best with one lane per stage, where more are quicker
+    whole: Candidate | None = None  # the best without shared updates, where these are quicker
 
 
 def is_large(problem: Problem) -> bool:
@@ -151,12 +153,14 @@ def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:
         raise shortage(maker)
     bound_s = 0.0 if quick or offers(problem) else bound_of(problem, shapes)
     found = scaled_combos(maker, shapes, exact=not quick)
-    most = 1 if quick else _NUM_SCALED
+    most = min(_NUM_SIMULATED, max(_NUM_SCALED, _RANKS_BUDGET // problem.num_devices))
+    most = 1 if quick else most
     judged = _simulate(maker, quickest(problem, found, most=most), most_ranks=_RANKS_BUDGET)
     if not judged:
         raise _no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged, many=True)
-    found_best = _first_two(problem, [*polished, *judged], most=1)
+    few = problem.num_devices <= _NOT_SO_MANY and not quick
+    found_best = _first_two(problem, [*polished, *judged], most=_NUM_REFINED if few else 1)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
     return replace(
         found_best,
@@ -167,9 +171,14 @@ def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:
 
 
 def _allowed(problem: Problem, found: Iterable[Combo]) -> Iterator[Combo]:
-    """Yield combinations of no more shapes than the recipe allows."""
-    most = problem.max_shapes
-    return (combo for combo in found if most is None or len(combo) <= most)
+    """Yield combinations of no more shapes than the recipe allows, with as many copies of a layer as assumed."""
+    most, least = problem.max_shapes, problem.shards
+    return (
+        combo
+        for combo in found
+        if (most is None or len(combo) <= most)
+        and (least <= 1 or least <= sum(count * min(shape.lanes) for shape, count in combo))
+    )
 
 
 def _no_microbatches(problem: Problem) -> NoPlanError:

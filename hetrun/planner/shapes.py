@@ -200,6 +200,7 @@ class ShapeMaker:
             else:
                 first = piece.first_layer
                 parameters = -(-(sums[first + piece.num_layers] - sums[first]) // tp)
+            parameters = -(-parameters // max(1, problem.shards))
             update_s = problem.kinds[kind].optimizer_s_per_parameter * parameters
             optimizer_s = max(optimizer_s, update_s)
         cycle_s = max(sum(seconds) / own for seconds, own in zip(stages, lanes, strict=True))
@@ -312,7 +313,12 @@ def stage_load(problem: Problem, kind: int, *, rows: int, window: int) -> Load:
     """Return what a stage of a kind works on, as the memory model sees it."""
     way = problem.kinds[kind]
     return Load(
-        rows=rows, seq_len=problem.seq_len, window=window, tp=way.tp, recompute=way.recompute
+        rows=rows,
+        seq_len=problem.seq_len,
+        window=window,
+        tp=way.tp,
+        recompute=way.recompute,
+        shards=max(1, problem.shards),
     )
 
 

@@ -62,6 +62,18 @@ def lane_notes(best: Candidate, turnless: Candidate | None) -> tuple[str, ...]:
     return (f"Stages in up to {lanes} lanes: {gain:.2%} quicker than the best with one for each",)
 
 
+def zero_notes(
+    best: Candidate, whole: Candidate | None, *, choices: Sequence[int]
+) -> tuple[str, ...]:
+    """Return what it gains that holders of a parameter share out its update, where they do and need not."""
+    if not best.layout.replicas[0].zero or 0 not in choices:
+        return ()
+    if whole is None:
+        return ("Updates are shared out (ZeRO 1): nothing fits without",)
+    gain = whole.step_s / best.step_s - 1
+    return (f"Updates shared out (ZeRO 1): {gain:.2%} quicker than the best without",)
+
+
 def _held(candidate: Candidate) -> list[int]:
     """Return how many microbatches each stage may hold."""
     stages = [stage for replica in candidate.layout.replicas for stage in replica.stages]

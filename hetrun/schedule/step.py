@@ -3,6 +3,10 @@
 All ranks start at 0. After its pipeline a rank takes part in its buckets in global order: a bucket starts when
 its last member is free and frees all of them when it ends. Then one small all-reduce joins all ranks (loss,
 token count, gradient norm), each rank runs its optimizer, and the slowest ends the step.
+
+Where the holders of a parameter share out its update (ZeRO stage 1), a bucket's gradients are reduce-scattered in that
+place: the first half of an all-reduce. The second half, an all-gather of the new parameters, follows the optimizer,
+again in global order.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from hetrun import arch
 from hetrun.model import Cost, Dtype, Link, ModelSpec, RankPlan, ReplicaPlan, Span, StagePlan
 from hetrun.schedule.pipeline import StageTimes
 from hetrun.schedule.replica import is_plain, layers_of, replica_ends, simulate_replica, work_of
-from hetrun.schedule.sync import all_reduce_s, gradient_buckets
+from hetrun.schedule.sync import all_reduce_s, gradient_buckets, lane_ranks
 
 KnownEnds = dict[tuple[object, ...], tuple[tuple[float, ...], ...]]  # of replicas played so far
 _FIGURES = attrgetter(  # all that decides when a stage is done
@@ -41,6 +45,15 @@ class _Record:
 
     clocks: list[float]
     spans: list[list[Span]] | None  # None: only clocks are wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marks:
+    """When all ranks have summed up their gradients, updated their parameters, and have those of others too."""
+
+    synced_s: float
+    updated_s: float
+    step_s: float
 
 
 def stage_times(stage: StagePlan | StageTimes) -> StageTimes:
@@ -83,10 +96,9 @@ def simulate_step(
                     record.clocks[rank] = lane.end_s
                     _spans(record, rank).extend(spans)
                     peaks[rank] = lane.peak_activations
-    synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
-    step_s = _optimize(record, replicas)
+    marks = _finish(record, ranks, replicas, links=links, model=model, dtype=dtype)
     return StepRun(
-        cost=_cost(replicas, ends, synced_s=synced_s, step_s=step_s, known={}),
+        cost=_cost(replicas, ends, marks, known={}),
         rank_spans=tuple(tuple(_spans(record, rank)) for rank in range(len(ranks))),
         peak_activations=tuple(peaks),
     )
@@ -103,10 +115,8 @@ def step_cost(
 ) -> Cost:
     """Return the cost that `simulate_step` finds, without its record; pipelines in `known` are not played again."""
     known = {} if known is None else known
-    ends, synced_s, step_s = _played(
-        ranks, replicas, links=links, model=model, dtype=dtype, known=known
-    )
-    return _cost(replicas, ends, synced_s=synced_s, step_s=step_s, known=known)
+    ends, marks = _played(ranks, replicas, links=links, model=model, dtype=dtype, known=known)
+    return _cost(replicas, ends, marks, known=known)
 
 
 def step_seconds(
@@ -119,7 +129,8 @@ def step_seconds(
     known: KnownEnds,
 ) -> float:
     """Return the seconds that `step_cost` finds, without their parts: half as many pipelines to play."""
-    return _played(ranks, replicas, links=links, model=model, dtype=dtype, known=known)[2]
+    played = _played(ranks, replicas, links=links, model=model, dtype=dtype, known=known)
+    return played[1].step_s
 
 
 def _played(
@@ -130,8 +141,8 @@ def _played(
     model: ModelSpec,
     dtype: Dtype,
     known: KnownEnds,
-) -> tuple[list[float], float, float]:
-    """Return when each replica's pipeline, the sync of all and the step end."""
+) -> tuple[list[float], _Marks]:
+    """Return when each replica's pipeline ends, and when all have done what."""
     record = _Record([0.0] * len(ranks), None)
     ends: list[float] = []
     for replica in replicas:
@@ -141,14 +152,7 @@ def _played(
             for members, end_s in zip(lane_ranks(stage), lane_ends, strict=True):
                 for rank in members:
                     record.clocks[rank] = end_s
-    synced_s = _sync(record, ranks, replicas, links=links, model=model, dtype=dtype)
-    return ends, synced_s, _optimize(record, replicas)
-
-
-def lane_ranks(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each lane of a stage."""
-    tp = len(stage.ranks) // stage.lanes
-    return tuple(stage.ranks[place : place + tp] for place in range(0, len(stage.ranks), tp))
+    return ends, _finish(record, ranks, replicas, links=links, model=model, dtype=dtype)
 
 
 def known_ends(replica: ReplicaPlan, known: KnownEnds) -> tuple[tuple[float, ...], ...]:
@@ -183,8 +187,7 @@ def _spans(record: _Record, rank: int) -> list[Span]:
     return record.spans[rank]
 
 
-def _sync(
-    record: _Record,
+def update_s(
     ranks: Sequence[RankPlan],
     replicas: Sequence[ReplicaPlan],
     *,
@@ -192,21 +195,79 @@ def _sync(
     model: ModelSpec,
     dtype: Dtype,
 ) -> float:
-    """Let all ranks reduce their buckets, then the scalars; return when all are done."""
-    groups = [
-        (bucket.num_bytes, bucket.ranks, bucket.tp)
-        for bucket in gradient_buckets(ranks, replicas, model, arch.BYTES_PER_PARAMETER[dtype])
+    """Return the seconds from the exchange of scalars, which all ranks leave together, to the end of the step."""
+    record = _Record([0.0] * len(ranks), None)
+    updated_s = _optimize(record, replicas)
+    if not shares_update(replicas):
+        return updated_s
+    return _gather(record, _meetings(ranks, replicas, links=links, model=model, dtype=dtype))
+
+
+def shares_update(replicas: Sequence[ReplicaPlan]) -> bool:
+    """Whether those that hold a parameter share out its update."""
+    return replicas[0].zero > 0
+
+
+_Meeting = tuple[tuple[int, ...], float]  # ranks, seconds of an all-reduce of theirs
+
+
+def _finish(
+    record: _Record,
+    ranks: Sequence[RankPlan],
+    replicas: Sequence[ReplicaPlan],
+    *,
+    links: Sequence[Link],
+    model: ModelSpec,
+    dtype: Dtype,
+) -> _Marks:
+    """Let all ranks sum up their gradients and update their parameters; say when all were done with what."""
+    meetings = _meetings(ranks, replicas, links=links, model=model, dtype=dtype)
+    shares = shares_update(replicas)
+    for members, seconds in meetings:
+        _meet(record, members, seconds / 2 if shares else seconds)
+    _meet(record, tuple(range(len(ranks))), all_reduce_s(SCALAR_BYTES, ranks, links))
+    synced_s = max(record.clocks)
+    updated_s = _optimize(record, replicas)
+    step_s = _gather(record, meetings) if shares else updated_s
+    return _Marks(synced_s=synced_s, updated_s=updated_s, step_s=step_s)
+
+
+def _meetings(
+    ranks: Sequence[RankPlan],
+    replicas: Sequence[ReplicaPlan],
+    *,
+    links: Sequence[Link],
+    model: ModelSpec,
+    dtype: Dtype,
+) -> list[_Meeting]:
+    """Return who all-reduces for how long, in global order."""
+    buckets = gradient_buckets(ranks, replicas, model, arch.BYTES_PER_PARAMETER[dtype])
+    return [
+        (
+            bucket.ranks,
+            all_reduce_s(
+                bucket.num_bytes, [ranks[r] for r in bucket.ranks], links, at_once=bucket.tp
+            ),
+        )
+        for bucket in buckets
     ]
-    groups.append((SCALAR_BYTES, tuple(range(len(ranks))), 1))
-    for num_bytes, members, tp in groups:
-        start_s = max(record.clocks[rank] for rank in members)
-        on = [ranks[rank] for rank in members]
-        end_s = start_s + all_reduce_s(num_bytes, on, links, at_once=tp)
-        for rank in members:
-            record.clocks[rank] = end_s
-            if record.spans is not None and len(members) > 1:
-                span = Span(kind="sync", microbatch=None, start_s=start_s, end_s=end_s)
-                record.spans[rank].append(span)
+
+
+def _meet(record: _Record, members: Sequence[int], seconds: float) -> None:
+    """Let ranks talk together, from when the last of them is there."""
+    start_s = max(record.clocks[rank] for rank in members)
+    end_s = start_s + seconds
+    for rank in members:
+        record.clocks[rank] = end_s
+        if record.spans is not None and len(members) > 1:
+            span = Span(kind="sync", microbatch=None, start_s=start_s, end_s=end_s)
+            record.spans[rank].append(span)
+
+
+def _gather(record: _Record, meetings: Sequence[_Meeting]) -> float:
+    """Let all ranks tell each other what they updated; return when all are done."""
+    for members, seconds in meetings:
+        _meet(record, members, seconds / 2)
     return max(record.clocks)
 
 
@@ -225,12 +286,7 @@ def _optimize(record: _Record, replicas: Sequence[ReplicaPlan]) -> float:
 
 
 def _cost(
-    replicas: Sequence[ReplicaPlan],
-    ends: Sequence[float],
-    *,
-    synced_s: float,
-    step_s: float,
-    known: KnownEnds,
+    replicas: Sequence[ReplicaPlan], ends: Sequence[float], marks: _Marks, *, known: KnownEnds
 ) -> Cost:
     """Split the step of the slowest replica into parts.
 
@@ -247,10 +303,10 @@ def _cost(
         )
         p2p_s = max(0.0, pipeline_s - max(map(max, known_ends(free, known))))
     return Cost(
-        step_s=step_s,
+        step_s=marks.step_s,
         compute_s=compute_s,
         bubble_s=max(0.0, pipeline_s - compute_s - p2p_s),
         p2p_s=p2p_s,
-        sync_s=synced_s - pipeline_s,
-        optimizer_s=step_s - synced_s,
+        sync_s=marks.synced_s - pipeline_s + (marks.step_s - marks.updated_s),
+        optimizer_s=marks.updated_s - marks.synced_s,
     )
