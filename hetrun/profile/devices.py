@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from hetrun.errors import ConfigError, HetrunError
-from hetrun.model import Connection, DeviceProfile, Facts, ModelSpec
+from hetrun.model import Connection, DeviceProfile, Facts
 from hetrun.profile.bench import Wanted, bench_request, read_bench, shape_request
 from hetrun.profile.cache import Cache
 from hetrun.profile.samples import Kind, Sample, add_checks, choose_samples, kind_of, kinds
@@ -37,10 +37,10 @@ def measure_devices(
         HostError: no host answered when it was probed.
         PreflightError: no host offers a device.
         HetrunError: some host could not measure; there is no profile with holes in it.
-        ConfigError: there are real devices, and hetrun cannot build the model to measure it.
+        ConfigError: there are real devices, and hetrun cannot share the layers of this model among them.
     """
     chosen = choose_samples(facts)
-    _check_model(wanted.recipe.model, chosen)
+    _check_sharing(wanted, chosen)
     keys = _keys(chosen, wanted, cache)
     kept = _kept(keys, cache, hosts=kinds(facts), progress=progress)
     left = tuple(_without(sample, kept) for sample in chosen)
@@ -60,14 +60,15 @@ def measure_devices(
     )
 
 
-def _check_model(model: ModelSpec, samples: Sequence[Sample]) -> None:
-    """Refuse to measure a model that can only be counted, before any host is asked."""
+def _check_sharing(wanted: Wanted, samples: Sequence[Sample]) -> None:
+    """Refuse to measure shares of layers that only transformers can build, before any host is asked."""
     real = [device for sample in samples for device in sample.devices if device.emulated is None]
-    if real and model.counts is not None:
+    model = wanted.recipe.model
+    if real and model.config is not None and max(wanted.tp) > 1:
         raise ConfigError(
-            f"a {model.family} model cannot be measured on {kind_of(real[0])[1]}: hetrun's runtime"
-            " builds plain llama-shaped decoders only",
-            hint="hetrun profile --from-spec estimates it from published peaks",
+            f"tp {max(wanted.tp)} of a {model.family} model cannot be measured on {kind_of(real[0])[1]}: hetrun"
+            " shares only layers of its own decoder",
+            hint="set plan.tp: [1], or estimate it from published peaks: hetrun profile --from-spec",
         )
 
 

@@ -189,6 +189,10 @@ class Stage(nn.Module):
             x = self._pass(self.layer[index], x)
         return x if self.head is None else self.head(x)
 
+    def layer_alone(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """The first layer held, for hidden states like `x`, without what a model does before its layers: for measuring."""
+        return self
+
     def _pass(self, layer: nn.Module, x_BTH: Tensor) -> Tensor:
         if self.recompute:
             args = (x_BTH, self._rotation_2TD)

@@ -219,8 +219,8 @@ def test_device_slower_than_its_equals_is_named(lab: Lab, caplog: pytest.LogCapt
     assert said in caplog.text
 
 
-def test_a_model_that_can_only_be_counted_is_not_measured_and_no_host_is_asked(lab: Lab) -> None:
-    counted = replace(RECIPE, model=from_config(MIXTRAL_8X7B))
-    with pytest.raises(ConfigError, match="a mixtral model cannot be measured on x") as caught:
-        profile(facts(host("a1", device(0, "nvidia", "x"))), counted)
+def test_shares_of_what_transformers_builds_are_not_measured_and_no_host_is_asked(lab: Lab) -> None:
+    shared = replace(RECIPE, model=from_config(MIXTRAL_8X7B), plan=replace(RECIPE.plan, tp=(1, 2)))
+    with pytest.raises(ConfigError, match="tp 2 of a mixtral model cannot be measured") as caught:
+        profile(facts(host("a1", device(0, "nvidia", "x"))), shared)
     assert "--from-spec" in (caught.value.hint or "")  # a host that is asked has no answer here

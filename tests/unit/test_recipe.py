@@ -144,6 +144,41 @@ def test_model_may_be_a_config_beside_the_recipe(write: Write, tmp_path: Path) -
     assert arch.total_parameters(model) == (300 + 16) * 32 + 3 * (12 * 32 * 32 + 13 * 32) + 2 * 32
 
 
+def test_model_may_be_the_folder_of_a_config(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "gpt2").mkdir()
+    write_config(tmp_path / "gpt2")
+    by_folder = load_recipe(write("model: gpt2\n" + DATA + TRAIN)).model
+    by_key = load_recipe(write("model: {config: gpt2/config.json}\n" + DATA + TRAIN)).model
+    assert by_folder == by_key
+    assert json.loads(by_folder.config or "")["model_type"] == "gpt2"
+
+
+def test_transformers_may_be_asked_for_a_llama_shaped_model(write: Write, tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "vocab_size": 300,
+        "num_hidden_layers": 2, "num_attention_heads": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = load_recipe(write("model: {config: config.json}\n" + DATA + TRAIN)).model
+    theirs = load_recipe(
+        write("model: {config: config.json, transformers: true}\n" + DATA + TRAIN)
+    ).model
+    assert ours.config is None
+    assert theirs.config is not None
+
+
+def test_wrong_key_beside_a_config_is_named(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"model\.tranformers: .*did you mean transformers"):
+        load_recipe(write("model: {config: c.json, tranformers: true}\n" + DATA + TRAIN))
+
+
+def test_weights_are_a_folder_of_every_host(write: Write) -> None:
+    recipe = load_recipe(write(MODEL + DATA + TRAIN + "weights: /data/qwen\n"))
+    assert recipe.weights == "/data/qwen"
+    with pytest.raises(ConfigError, match=r"weights: .*need an absolute path"):
+        load_recipe(write(MODEL + DATA + TRAIN + "weights: data/qwen\n"))
+
+
 def test_llama_config_is_the_model_that_its_sizes_say(write: Write, tmp_path: Path) -> None:
     config = {
         "model_type": "llama",
@@ -232,7 +267,11 @@ def test_documented_defaults_are_the_defaults(write: Write) -> None:
 )
 def test_every_key_is_documented(part: Any) -> None:
     told = "\n".join(BLOCKS)
-    keys = {key.name for key in fields(part)} - {"counts", "family"}  # counted, never written
+    keys = {key.name for key in fields(part)} - {
+        "counts",
+        "family",
+        "config",
+    }  # read from a config.json
     assert {key for key in keys if not re.search(rf"(?m)^ *{key}:", told)} == set()
 
 
@@ -242,6 +281,7 @@ def test_every_family_is_documented() -> None:
 
 
 def test_documented_pins_are_read(write: Write) -> None:
-    pins = load_recipe(write(MODEL + DATA + TRAIN + BLOCKS[3])).plan.pins
+    (block,) = (text for text in BLOCKS if "pins:" in text)
+    pins = load_recipe(write(MODEL + DATA + TRAIN + block)).plan.pins
     assert pins is not None
     assert (pins.layers, pins.roles) == ((20, 12), {"vendor-b": Role.LAST})
