@@ -7,7 +7,7 @@ replica per group of devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 from typing import TYPE_CHECKING
@@ -159,6 +159,34 @@ def few_shapes(
         else:
             low = middle
     return best, high
+
+
+def filled_up(
+    columns: Columns, capacity: Sequence[int], batch_rows: int, *, most: int
+) -> Iterator[Counts]:
+    """Yield as many replicas of one shape as the devices suffice for, with others on what is left; the best `most` shapes."""
+    import numpy as np
+
+    have = np.asarray(capacity, dtype=float)
+    replicas = _most_replicas(columns.need, have)
+    turns = np.ceil(batch_rows / np.maximum(replicas * columns.rows, 1e-9))
+    seconds = np.where(replicas >= 1, columns.fill_s + turns * columns.cycle_s, np.inf)
+    for first in np.argsort(seconds, kind="stable")[:most]:
+        if not np.isfinite(seconds[first]):
+            return
+        count = int(min(replicas[first], max(1, batch_rows // columns.rows[first])))
+        counts: Counts = {int(first): count}
+        left = have - count * columns.need[:, first]
+        value = columns.done_by(float(seconds[first]))
+        while True:
+            gained = _most_replicas(columns.need, left) * value
+            best = int(gained.argmax())
+            if gained[best] <= 0:
+                break
+            more = int(_most_replicas(columns.need[:, best : best + 1], left)[0])
+            counts[best] = counts.get(best, 0) + more
+            left = left - more * columns.need[:, best]
+        yield counts
 
 
 def _most_replicas(need: Floats, have: Floats) -> Floats:

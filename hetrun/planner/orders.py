@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from hetrun.model import Order, ReplicaPlan
 from hetrun.planner.cost import splits_backward, unit_seconds
@@ -28,7 +29,7 @@ from hetrun.planner.layout import Style, held_pieces
 from hetrun.planner.memory import stage_bytes
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape, stage_load
-from hetrun.schedule import replica_ends
+from hetrun.schedule.step import known_ends
 
 # microbatches that run ahead and that are held, beyond 1F1B's
 _BOUNDS = ((0, 0), (1, 1), (2, 2))
@@ -36,11 +37,10 @@ _SPLIT_BOUNDS = ((0, 0), (1, 2), (2, 3), (2, 4), (3, 4))
 _LEAST_LAYERS = 1.0  # a stage passes on average
 _DIGITS = 4  # of a cut
 _MOST_EVENTS = 400_000  # of a candidate, above which no other order is tried
-_FEW_EVENTS = 20_000  # up to here all ways are ranked
+_FEW_EVENTS = 60_000  # up to here ways are ranked
 _FEW_RANKS = (
     10_000  # up to here real cuts are tried, whose price is traffic: each is a layout of all ranks
 )
-_NUM_PLAYED = 3  # ways that are played to the end
 _HALVINGS = 60
 
 
@@ -62,8 +62,8 @@ def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False
     is_small = events <= _FEW_EVENTS and len(candidate.layout.ranks) <= _FEW_RANKS
     for orders, fractional in choices if is_small else choices[:1]:
         groups = tuple(
-            _best_way(problem, planned, group, list(_ways(problem, group, orders, fractional)))
-            if events <= _FEW_EVENTS
+            _best_way(problem, planned, group, list(_ladders(problem, group, orders, fractional)))
+            if is_small
             else _likely_way(problem, group, orders, fractional)
             for group, planned in zip(candidate.groups, first_replicas(candidate), strict=True)
         )
@@ -86,7 +86,7 @@ def _events(candidate: Candidate) -> int:
 
 def _likely_way(problem: Problem, group: Group, orders: Sequence[Order], fractional: bool) -> Group:
     """Return the roomiest way, where it would take long to rank them all; the group itself where there is none."""
-    ways = list(_ways(problem, group, orders, fractional))
+    ways = [way for ladder in _ladders(problem, group, orders, fractional) for way in ladder]
     return ways[-1] if ways else group
 
 
@@ -110,52 +110,86 @@ def _settled(problem: Problem, candidate: Candidate, *, keep_counts: bool) -> Ca
     return other if other.step_s < candidate.step_s else candidate
 
 
-def _best_way(problem: Problem, planned: ReplicaPlan, group: Group, ways: Sequence[Group]) -> Group:
+def _best_way(
+    problem: Problem, planned: ReplicaPlan, group: Group, ladders: Sequence[Sequence[Group]]
+) -> Group:
     """Return the quickest way for a replica on its own; of nearly equal ones the earlier."""
-    about = {way: _about_s(problem, planned, way) for way in ways}
-    promising = sorted(about, key=lambda way: about[way])[:_NUM_PLAYED]
-    best, best_s = group, seconds(problem, planned, group, group.counts[0])
-    for way in about:  # in their order
-        if way in promising:
-            way_s = seconds(problem, planned, way, group.counts[0])
-            if way_s < best_s * (1 - NEXT_TO_NOTHING):
-                best, best_s = way, way_s
+    best, best_s = group, _about_s(problem, planned, group)
+    for ladder in ladders:
+        wanted_s = best_s * (1 - NEXT_TO_NOTHING)
+        if _busy_s(problem, ladder[-1]) >= wanted_s:
+            continue  # nothing to gain
+        way, way_s = _leanest(problem, planned, ladder, wanted_s)
+        if way_s < wanted_s:
+            best, best_s = way, way_s
     return best
+
+
+def _leanest(
+    problem: Problem, planned: ReplicaPlan, ladder: Sequence[Group], wanted_s: float
+) -> tuple[Group, float]:
+    """Return the first way that takes next to nothing longer than the roomiest, and about how long it takes.
+
+    Room in the windows hardly ever makes a replica slower, so the place is found by halving. If the roomiest takes
+    longer than `wanted_s` the others are not looked at.
+    """
+    leanest_s, roomiest_s = (_about_s(problem, planned, ladder[at]) for at in (0, -1))
+    if leanest_s <= roomiest_s * (1 + NEXT_TO_NOTHING):
+        return ladder[0], leanest_s
+    low, found, found_s = 1, len(ladder) - 1, roomiest_s
+    while low < found and roomiest_s < wanted_s:
+        middle = (low + found) // 2
+        middle_s = _about_s(problem, planned, ladder[middle])
+        if middle_s <= roomiest_s * (1 + NEXT_TO_NOTHING):
+            found, found_s = middle, middle_s
+        else:
+            low = middle + 1
+    return ladder[found], found_s
+
+
+def _busy_s(problem: Problem, group: Group) -> float:
+    """Return how long the busiest lane of the largest replica computes at least; with real cuts on average."""
+    shape = group.shape
+    layer_s, start_s = _stage_seconds(problem, shape)
+    edges = (0.0, *group.style.cuts, float(problem.model.num_layers))
+    shares = [end - begin for begin, end in pairwise(edges)] if group.style.cuts else shape.layers
+    stages = zip(start_s, shares, layer_s, strict=True)
+    slowest_s = max(start + share * unit for start, share, unit in stages)
+    return (group.counts[0] - 1) * slowest_s
 
 
 def _about_s(problem: Problem, planned: ReplicaPlan, group: Group) -> float:
     """Return about when the largest replica of a group is done: exact, or the pace of one period carried on."""
     count = group.counts[0]
-    if count <= 2 * PERIOD:
+    if count <= 2 * PERIOD or not group.style.cuts:
         return seconds(problem, planned, group, count)
     one_s, two_s = (seconds(problem, planned, group, n * PERIOD) for n in (1, 2))
     return two_s + (count - 2 * PERIOD) * (two_s - one_s) / PERIOD
 
 
-def _ways(
+def _ladders(
     problem: Problem, group: Group, orders: Sequence[Order], fractional: bool
-) -> Iterator[Group]:
-    """Yield the ways for a group to work that fit its devices' memory, those that hold least first."""
+) -> Iterator[list[Group]]:
+    """Yield for each order the ways for a group to work that fit its devices' memory, those that hold least first."""
     shape = group.shape
     plain = narrow_windows(shape)
     cuts = even_cuts(problem, shape, plain) if fractional else ()
     if cuts is None or (fractional and not cuts):
         return
-    seen: set[Group] = set()
     for order in orders:
         splits = order is Order.ZERO_BUBBLE
         if (splits and not _can_split(problem, shape)) or not (splits or cuts):
             continue
+        ladder: dict[Group, None] = {}
         for ahead, more in _SPLIT_BOUNDS if splits else _BOUNDS:
             held = _clipped(problem, shape, cuts, [window + more for window in plain])
             if held is None:
                 continue
             windows = tuple(min(w + ahead, most) for w, most in zip(plain, held, strict=True))
             style = Style(order=order, most_held=held if splits else (), cuts=cuts)
-            way = replace(group, windows=windows, style=style)
-            if way not in seen:
-                seen.add(way)
-                yield way
+            ladder.setdefault(replace(group, windows=windows, style=style))
+        if ladder:
+            yield list(ladder)
 
 
 def _clipped(
@@ -271,7 +305,7 @@ def _shifted_group(problem: Problem, group: Group, planned: ReplicaPlan) -> Grou
     """Return a group with the cuts at which all stages would end together if each waited as long as it does now."""
     shape, count = group.shape, planned.num_microbatches
     layer_s, start_s = _stage_seconds(problem, shape)
-    ends = [max(lanes) for lanes in replica_ends(planned)]
+    ends = [max(lanes) for lanes in known_ends(planned, problem.known_ends)]
     edges = (0.0, *group.style.cuts, float(problem.model.num_layers))
     waits = [
         (max(ends) - count * (start + (edges[i + 1] - edges[i]) * unit)) / count

@@ -41,7 +41,9 @@ _MOST_TEMPLATES_SMALL = 1500
 _SMALL = 64  # devices, up to here
 _FEW = 64  # devices; up to here polishing finds what rounding loses, and scipy takes half a second to load
 _MOST_DEPTH = 128
-_NUM_FILLED = 16  # shapes of which as many replicas as possible are tried, where there are few devices
+_NUM_FILLED = (
+    16  # shapes of which as many replicas as possible are tried, where there are few devices
+)
 _GRIDS = (
     (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128),
     (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
@@ -221,7 +223,9 @@ def _templates(problem: Problem) -> Iterator[Blocks]:
             total = sum(_product(len(choices[group]) for group in subset) for subset in subsets)
             if min(2, mixed) * total <= budget:
                 break
-        freely = mixed <= 2 or (problem.num_devices <= _SMALL and factorial(mixed) * total <= budget)
+        freely = mixed <= 2 or (
+            problem.num_devices <= _SMALL and factorial(mixed) * total <= budget
+        )
         for subset in subsets:
             for blocks in product(*(choices[group] for group in subset)):
                 if sum(size for _, size in blocks) <= depth:
