@@ -13,6 +13,7 @@ from hetrun.model import Baseline, Cost, Efficiency, Plan, ReplicaPlan, RunRepor
 from hetrun.report.words import (
     DONE,
     NOT_KNOWN,
+    compared,
     count,
     definitions,
     ending,
@@ -90,6 +91,8 @@ def report_view(report: RunReport) -> RenderableType:
     parts.append(baseline_table(report.baselines))
     if report.verdict:
         parts.append(cell(report.verdict))
+    if report.num_comparisons:
+        parts.append(cell(compared(report)))
     parts += [cell(f"warning: {warning}", "yellow") for warning in report.warnings]
     return stack(*parts)
 

@@ -24,6 +24,7 @@ from hetrun.launch.observer import Observer
 from hetrun.launch.rundir import Lines, RunDir, clean_line
 from hetrun.model import (
     CheckpointEvent,
+    ComparisonEvent,
     EndEvent,
     ErrorEvent,
     EvaluationEvent,
@@ -45,6 +46,7 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
     "trace": TypeAdapter(TraceEvent),
     "evaluation": TypeAdapter(EvaluationEvent),
     "checkpoint": TypeAdapter(CheckpointEvent),
+    "comparison": TypeAdapter(ComparisonEvent),
     "warning": TypeAdapter(WarningEvent),
     "error": TypeAdapter(ErrorEvent),
     "end": TypeAdapter(EndEvent),
@@ -229,7 +231,7 @@ class Monitor:
                 self._add(Kind.RAISED, host, what, rank=number, when_s=when_s)
             case WarningEvent():
                 self._on_warning(host, event.message)
-            case TraceEvent() | EvaluationEvent() | CheckpointEvent():
+            case TraceEvent() | EvaluationEvent() | CheckpointEvent() | ComparisonEvent():
                 pass
         self._observer.on_event(event)
 

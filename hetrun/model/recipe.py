@@ -132,6 +132,8 @@ class TrainSpec(Noun):
     seed: int = 0
     dtype: Dtype = Dtype.FP32
     eval_every: int | None = None  # steps between losses of the held-out rows; None: never
+    compare_every: int | None = None  # steps between comparisons of what several ranks hold
+    repair: bool = False  # where they differ, all take those of the lowest rank
 
     def __post_init__(self) -> None:
         need(1 <= self.steps <= MAX_STEPS, f"train: steps {self.steps}, need 1 to {MAX_STEPS}")
@@ -158,9 +160,12 @@ class TrainSpec(Noun):
             self.clip_norm is None or self.clip_norm > 0,
             f"train: clip_norm {self.clip_norm}, need more than 0",
         )
+        for what in ("eval_every", "compare_every"):
+            every = getattr(self, what)
+            need(every is None or every >= 1, f"train: {what} {every}, need at least 1")
         need(
-            self.eval_every is None or self.eval_every >= 1,
-            f"train: eval_every {self.eval_every}, need at least 1",
+            self.compare_every is not None or not self.repair,
+            "train: repair without compare_every; what differs is not known",
         )
 
     def _check_decay(self) -> None:

@@ -117,6 +117,29 @@ class CheckpointEvent(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drift(Noun):
+    """Ranks that hold the same parameters, or the same slices of them, hold different values."""
+
+    unit: str  # such as "layer.3"
+    groups: tuple[tuple[int, ...], ...]  # of ranks that agree, that of the lowest rank first
+    largest: float | None  # difference of an element between any two; None where one is not finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonEvent(Noun):
+    """Parameters were compared between the ranks that hold them; told for each by the lowest of its ranks."""
+
+    event: str = "comparison"
+    rank: int
+    step: int  # the last one before it, from 0
+    wall_s: float
+    compared_s: float  # real seconds, on emulated chips too, and no part of any step
+    num_parts: int  # units, or slices of units, that this rank tells of
+    drifts: tuple[Drift, ...]
+    repaired: bool  # all took the values of the lowest rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarningEvent(Noun):
     """Something that the user should know, and training goes on."""
 
@@ -133,6 +156,7 @@ Event = (
     | TraceEvent
     | EvaluationEvent
     | CheckpointEvent
+    | ComparisonEvent
     | WarningEvent
     | ErrorEvent
     | EndEvent
@@ -295,3 +319,5 @@ class RunReport(Noun):
     idle_devices: tuple[str, ...] = ()
     runner_up: str = ""
     held_out: tuple[HeldOutLoss, ...] = ()
+    num_comparisons: int = 0  # steps after which shared parameters were compared
+    num_drifts: int = 0  # parts that differed, over all comparisons

@@ -87,6 +87,8 @@ def build_report(run_dir: Path) -> RunReport:
         idle_devices=plan.idle_devices,
         runner_up=plan.runner_up,
         held_out=tuple(HeldOutLoss(step=step, loss=x) for step, x in gathered.held_out.items()),
+        num_comparisons=len({step for sums in gathered.ranks.values() for step in sums.compared}),
+        num_drifts=sum(sum(sums.compared.values()) for sums in gathered.ranks.values()),
     )
     return replace(report, warnings=doubts(report, plan, outcome, gathered=gathered))
 

@@ -11,6 +11,7 @@ from hetrun.report.style import NUM_COLOURS
 from hetrun.report.svg import loss_chart, share_bars, swatch, timeline
 from hetrun.report.words import (
     NOT_KNOWN,
+    compared,
     count,
     format_bytes,
     format_percent,
@@ -39,6 +40,8 @@ def loss_section(report: RunReport) -> Html:
     words = "Mean over the tokens of the global batch, per step."
     if report.held_out:
         words += " Rings: mean over the tokens of the held-out rows, after that step."
+    if report.num_comparisons:
+        words += f" {compared(report)}."
     return _section(
         "Loss", words, loss_chart(report.loss.values, report.first_step, report.held_out)
     )

@@ -16,6 +16,7 @@ from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 from hetrun.errors import ConfigError, StorageError
 from hetrun.model import (
     CheckpointEvent,
+    ComparisonEvent,
     EndEvent,
     ErrorEvent,
     EvaluationEvent,
@@ -35,6 +36,7 @@ _KINDS = {
     "trace": TraceEvent,
     "evaluation": EvaluationEvent,
     "checkpoint": CheckpointEvent,
+    "comparison": ComparisonEvent,
     "warning": WarningEvent,
     "error": ErrorEvent,
     "end": EndEvent,
@@ -82,13 +84,14 @@ def _adapter() -> TypeAdapter[Event]:
     """The union of all events, told apart by their field `event`."""
     start, step, trace = Tag("start"), Tag("step"), Tag("trace")
     error, end, evaluation = Tag("error"), Tag("end"), Tag("evaluation")
-    checkpoint, warning = Tag("checkpoint"), Tag("warning")
+    checkpoint, warning, comparison = Tag("checkpoint"), Tag("warning"), Tag("comparison")
     union: Any = Annotated[
         Annotated[StartEvent, start]
         | Annotated[StepEvent, step]
         | Annotated[TraceEvent, trace]
         | Annotated[EvaluationEvent, evaluation]
         | Annotated[CheckpointEvent, checkpoint]
+        | Annotated[ComparisonEvent, comparison]
         | Annotated[WarningEvent, warning]
         | Annotated[ErrorEvent, error]
         | Annotated[EndEvent, end],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hetrun.model import (
     CheckpointEvent,
+    ComparisonEvent,
     EndEvent,
     ErrorEvent,
     EvaluationEvent,
@@ -45,6 +46,7 @@ class RankSums:
     peak_memory_bytes: int | None = None
     traces: list[TraceEvent] = field(default_factory=list)
     held_out: dict[int, float] = field(default_factory=dict)
+    compared: dict[int, int] = field(default_factory=dict)  # step -> parts that differed
 
     def add(self, event: StepEvent) -> None:
         """Count one step."""
@@ -156,7 +158,13 @@ def _read_rank(path: Path, rank: int, steps: dict[int, StepSums], warnings: list
 
 
 def _keep(
-    event: StartEvent | TraceEvent | EvaluationEvent | CheckpointEvent | ErrorEvent | EndEvent,
+    event: StartEvent
+    | TraceEvent
+    | EvaluationEvent
+    | CheckpointEvent
+    | ComparisonEvent
+    | ErrorEvent
+    | EndEvent,
     sums: RankSums,
 ) -> None:
     if isinstance(event, StartEvent):
@@ -165,6 +173,8 @@ def _keep(
         sums.traces = [*sums.traces, event][-_KEPT_TRACES:]
     elif isinstance(event, EvaluationEvent):
         sums.held_out.setdefault(event.step, event.loss)
+    elif isinstance(event, ComparisonEvent):
+        sums.compared[event.step] = len(event.drifts)
     elif isinstance(event, ErrorEvent):
         sums.error = sums.error or event
     elif isinstance(event, EndEvent):

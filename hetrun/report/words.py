@@ -209,6 +209,13 @@ def headline(report: RunReport) -> str:
     return f"{sentence}{beside}."
 
 
+def compared(report: RunReport) -> str:
+    """Such as "Parameters that several ranks hold were compared 4 times: all equal"."""
+    result = count(report.num_drifts, "difference") if report.num_drifts else "all equal"
+    times = count(report.num_comparisons, "time")
+    return f"Parameters that several ranks hold were compared {times}: {result}"
+
+
 def ending(report: RunReport) -> str:
     """Return one sentence on how the run ended."""
     steps = f"{report.steps} of {count(report.planned_steps, 'step')}"

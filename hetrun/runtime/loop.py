@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from hetrun.model import EndEvent, Event, Plan, RankPlan, StartEvent, TraceEvent, plan_sha
+from hetrun.runtime import drift
 from hetrun.runtime.agreement import Agreement
 from hetrun.runtime.checkpoint import Checkpoints
 from hetrun.runtime.checkpoint_resume import open_checkpoints
@@ -101,6 +102,9 @@ def train(trainer: Trainer, hooks: Hooks, checkpoints: Checkpoints | None = None
         hooks.before_step(number)
         result = trainer.step(number, stop_wanted=hooks.stop_wanted)
         write(result.event)
+        if drift.is_due(trainer.plan.recipe.train, number):
+            for event in trainer.compare(number):
+                write(event)
         if is_due(trainer.plan.recipe.train, number) and not result.stop:
             write(trainer.evaluate(number))
         if number in traced:

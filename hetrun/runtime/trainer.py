@@ -18,13 +18,16 @@ from torch import Tensor
 from hetrun.errors import ConfigError, JobError
 from hetrun.model import (
     EvaluationEvent,
+    Event,
     Plan,
     RankPlan,
     ReplicaPlan,
     Span,
     StagePlan,
     StepEvent,
+    WarningEvent,
 )
+from hetrun.runtime import drift
 from hetrun.runtime.data import TokenStream
 from hetrun.runtime.device import peak_memory_bytes, synchronize
 from hetrun.runtime.emulate import Clock, VirtualClock, WallClock, check_memory
@@ -108,6 +111,7 @@ class Trainer:
             precision=precision,
         )
         self._sync = connect_sync(plan, self.rank, groups, stage=self.stage)
+        self._shared = drift.shared_parts(self._sync.buckets, self.stage.units())
 
     def step(self, number: int, *, stop_wanted: Callable[[], bool] = lambda: False) -> StepResult:
         """Run one optimizer step on rows [number * G, (number + 1) * G) of the stream."""
@@ -170,6 +174,24 @@ class Trainer:
             num_tokens=self._stream.num_held_out * self._stream.seq_len,
             evaluation_s=seconds,
         )
+
+    def compare(self, number: int) -> list[Event]:
+        """Compare shared parameters with the ranks that hold them too, after step `number`; return what to tell of it."""
+        repair = self.plan.recipe.train.repair
+        found = drift.compare(self._shared, self.rank.rank, step=number, repair=repair)
+        if found is None:
+            return []
+        ranks = self.plan.split.ranks
+        warnings = [
+            WarningEvent(
+                rank=self.rank.rank,
+                wall_s=found.wall_s,
+                step=number + 1,
+                message=drift.words(one, ranks, repaired=repair),
+            )
+            for one in found.drifts
+        ]
+        return [found, *warnings]
 
     def state(self) -> State:
         """What a checkpoint has to hold of this rank."""
