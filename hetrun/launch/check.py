@@ -9,8 +9,10 @@ import re
 
 from hetrun.errors import ConfigError
 from hetrun.launch.files import ranks_by_host
-from hetrun.model import Plan, RankPlan, ReplicaPlan
+from hetrun.model import Plan, RankPlan, ReplicaPlan, StagePlan
 from hetrun.model.base import ENV_NAME
+from hetrun.schedule import lane_ranks
+from hetrun.schedule.shares import check_tp
 
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*")
@@ -62,12 +64,31 @@ def _check_replica(number: int, replica: ReplicaPlan, plan: Plan) -> None:
             ("has_head", stage.has_head, index == last),
         ):
             _need(found is need, f"{where}: {what} {found}, need {need}")
+        _check_sharing(where, stage, plan)
         for rank in stage.ranks:
             said = plan.split.ranks[rank]
             _need(
                 (said.replica, said.stage) == (number, index),
                 f"rank {rank}: says replica {said.replica}, stage {said.stage}, is held by {where}",
             )
+
+
+def _check_sharing(where: str, stage: StagePlan, plan: Plan) -> None:
+    """Ranks that share layers must be on one host and divide the layers evenly."""
+    model = plan.recipe.model
+    for lane in lane_ranks(stage):
+        hosts = sorted({plan.split.ranks[rank].host for rank in lane})
+        _need(len(hosts) == 1, f"{where}: ranks {_short(list(lane))} share layers, on {hosts}")
+        _need(
+            list(lane) == sorted(set(lane)), f"{where}: ranks {_short(list(lane))} are not in order"
+        )
+        if len(lane) > 1 and model.config is not None:
+            raise ConfigError(
+                f"{where}: {len(lane)} ranks share layers of transformers' {model.family}, need one each",
+                hint="set plan.tp to [1] in the recipe, and plan again",
+            )
+        if len(lane) > 1:
+            check_tp(model, len(lane))
 
 
 def _check_ranks(plan: Plan) -> None:

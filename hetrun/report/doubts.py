@@ -100,12 +100,12 @@ def _drift(step: StepSums) -> float:
 
 
 def _about_parameters(plan: Plan, gathered: Gathered) -> list[str]:
-    """Ranks that hold the same layers in different replicas must end with the same parameters."""
-    hashes: dict[tuple[int, int, bool, bool], dict[str, int]] = {}
+    """Ranks that hold the same of the same layers in different replicas must end with the same parameters."""
+    hashes: dict[tuple[int, ...], dict[str, int]] = {}
     for rank in plan.split.ranks:
         sums = gathered.ranks.get(rank.rank)
         if sums is not None and sums.end is not None and sums.end.parameters_sha:
-            key = _held(plan.split.replicas[rank.replica].stages[rank.stage])
+            key = _held(plan.split.replicas[rank.replica].stages[rank.stage], rank.rank)
             hashes.setdefault(key, {}).setdefault(sums.end.parameters_sha, rank.rank)
     return [
         f"ranks {some(sorted(by_hash.values()))} hold the same layers but ended with different parameters"
@@ -114,8 +114,11 @@ def _about_parameters(plan: Plan, gathered: Gathered) -> list[str]:
     ]
 
 
-def _held(stage: StagePlan) -> tuple[int, int, bool, bool]:
-    return stage.first_layer, stage.num_layers, stage.has_embedding, stage.has_head
+def _held(stage: StagePlan, rank: int) -> tuple[int, ...]:
+    """Layers, embedding, head, and which share of the layers."""
+    tp = len(stage.ranks) // stage.lanes
+    units = (stage.first_layer, stage.num_layers, stage.has_embedding, stage.has_head)
+    return (*units, tp, stage.ranks.index(rank) % tp)
 
 
 def _about_time(report: RunReport, gathered: Gathered) -> list[str]:

@@ -51,15 +51,20 @@ class Route:
 
 
 class Sender:
-    """Sends without waiting; messages stay alive until they are known to have arrived."""
+    """Sends without waiting; messages stay alive until they are known to have arrived.
 
-    def __init__(self, route: Route) -> None:
-        self._route = route
-        self._pending: deque[tuple[int, dist.Work, Tensor]] = deque()
+    One message goes to the ends of all routes, which differ in their peers alone; without routes nothing is sent.
+    """
+
+    def __init__(self, *routes: Route) -> None:
+        self._routes = routes
+        self._pending: deque[tuple[int, list[dist.Work], Tensor]] = deque()
 
     def send(self, microbatch: int, tensor: Tensor, *, when_s: float) -> None:
         """Start sending one tensor that is at the other end at `when_s` of modelled time."""
-        route = self._route
+        if not self._routes:
+            return
+        route = self._routes[0]
         message = route.empty_message()
         route.payload(message).copy_(tensor.detach())
         header = route.header(message)
@@ -67,11 +72,13 @@ class Sender:
         header[:4] = torch.tensor(
             [when_s, microbatch, tensor.numel(), _DTYPE_CODE[tensor.dtype]], dtype=torch.float64
         )
-        try:
-            work = dist.isend(message, route.peer, group=route.group, tag=microbatch)
-        except RuntimeError as error:
-            raise _lost(route, microbatch, "take") from error
-        self._pending.append((microbatch, work, message))
+        works: list[dist.Work] = []
+        for to in self._routes:
+            try:
+                works.append(dist.isend(message, to.peer, group=to.group, tag=microbatch))
+            except RuntimeError as error:
+                raise _lost(to, microbatch, "take") from error
+        self._pending.append((microbatch, works, message))
 
     def release(self, up_to: int) -> None:
         """Forget messages up to this microbatch, which the other end is known to have: no waiting in fact."""
@@ -88,11 +95,12 @@ class Sender:
         self.keep(0)
 
     def _finish_one(self) -> None:
-        microbatch, work, _message = self._pending.popleft()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise _lost(self._route, microbatch, "take") from error
+        microbatch, works, _message = self._pending.popleft()
+        for route, work in zip(self._routes, works, strict=True):
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise _lost(route, microbatch, "take") from error
 
 
 class Receiver:

@@ -43,6 +43,7 @@ class Lane:
     plan: StagePlan
     actions: tuple[TimedAction, ...]
     parts: Mapping[int, Part]  # by microbatch
+    is_first: bool  # of the ranks that share the lane's layers: the one that tells of its loss
 
     def order(self, kind: ActionKind) -> list[int]:
         """Microbatches in the order of one kind of action."""
@@ -52,12 +53,14 @@ class Lane:
 def lane_of(run: ReplicaRun, replica: ReplicaPlan, rank: RankPlan) -> Lane:
     """Return what a rank has to do in a step of its replica."""
     stage = replica.stages[rank.stage]
-    number = stage.ranks.index(rank.rank)
+    tp = len(stage.ranks) // stage.lanes
+    number, place = divmod(stage.ranks.index(rank.rank), tp)
     parts = {}
     for microbatch in range(number, replica.num_microbatches, stage.lanes):
         layers = layers_of(replica, rank.stage, microbatch)
         parts[microbatch] = Part(layers, *work_of(stage, len(layers)))
-    return Lane(plan=stage, actions=run.lanes[rank.stage][number].actions, parts=parts)
+    actions = run.lanes[rank.stage][number].actions
+    return Lane(plan=stage, actions=actions, parts=parts, is_first=place == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +185,7 @@ class PipelineEngine:
             y = self._stage(x, part.layers)
         if self._lane.plan.has_head:
             y = self._scaled_loss(y, microbatch)
-            self._loss += y.item()
+            self._loss += y.item() if self._lane.is_first else 0.0
         else:
             y = y.to(self._precision.activations)  # what messages are of
         self._held[index] = (x, y)

@@ -21,16 +21,19 @@ from hetrun.runtime.network import Stage
 from hetrun.runtime.precision import ACTIVATION_DTYPE
 from hetrun.runtime.segments import (
     BucketGroup,
+    Holding,
     SegmentGroup,
     counted_parameters,
     segments_of,
 )
+from hetrun.runtime.sharded import ShardedSync
 from hetrun.runtime.sync import GradientSync
+from hetrun.runtime.tensor_parallel import Share, shared_dims
 from hetrun.schedule.pipeline import ActionKind
-from hetrun.schedule.portions import Portion, lanes_by_rank, portions
+from hetrun.schedule.portions import Lane, Portion, lanes_by_rank, portions
 from hetrun.schedule.replica import ReplicaRun
-from hetrun.schedule.step import SCALAR_BYTES
-from hetrun.schedule.sync import Bucket, Part, all_reduce_s, gradient_buckets
+from hetrun.schedule.step import SCALAR_BYTES, shares_update
+from hetrun.schedule.sync import Bucket, Part, all_reduce_s, gradient_buckets, lane_ranks
 
 _MIN_TIMEOUT_S = 60.0
 _STEPS_OF_PATIENCE = 20
@@ -58,6 +61,7 @@ class Groups:
     buckets: tuple[tuple[Bucket, tuple[PortionGroup, ...]], ...]  # those that this rank is part of
     all_buckets: tuple[Bucket, ...]
     lane: tuple[int, ...]  # ranks that share layers with this one, itself among them
+    share: Share  # of the layers
 
 
 def create_groups(plan: Plan, rank: RankPlan) -> Groups:
@@ -73,13 +77,17 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
         members = [rank for stage in replica.stages for rank in stage.ranks]
         if len(replica.stages) > 1:
             pipelines[number] = (_new_group(plan, members), _new_group(plan, members))
+    shares: dict[Lane, dist.ProcessGroup] = {}
+    lanes = lanes_by_rank(split.replicas)
+    for lane in sorted(set(lanes.values())):
+        if len(lane) > 1:
+            shares[lane] = _new_group(plan, lane)
     all_buckets = gradient_buckets(
         split.ranks,
         split.replicas,
         plan.recipe.model,
         BYTES_PER_PARAMETER[plan.recipe.train.dtype],
     )
-    lanes = lanes_by_rank(split.replicas)
     buckets: list[tuple[Bucket, tuple[PortionGroup, ...]]] = []
     for bucket in all_buckets:
         groups = [(p, _new_group(plan, p.ranks)) for p in portions(bucket, lanes)]
@@ -87,38 +95,50 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
         if mine:
             buckets.append((bucket, mine))
     forward, backward = pipelines.get(rank.replica, (None, None))
+    lane = lanes[rank.rank]
     return Groups(
         forward=forward,
         backward=backward,
         buckets=tuple(buckets),
         all_buckets=all_buckets,
-        lane=lanes[rank.rank],
+        lane=lane,
+        share=Share(lane.index(rank.rank), len(lane), shares.get(lane)),
     )
 
 
 def connect_neighbours(
     plan: Plan, rank: RankPlan, groups: Groups, *, run: ReplicaRun, device: torch.device
 ) -> Neighbours:
-    """Routes to all lanes of the stages before and after: activations in one group, gradients in another."""
+    """Routes to all lanes of the stages before and after: activations in one group, gradients in another.
+
+    Ranks that share layers all have the whole of both. Where a lane gives something to another, place k of the other gets
+    it from place k modulo the number of givers.
+    """
     forward, backward = groups.forward, groups.backward
     if forward is None or backward is None:
         return Neighbours()
     stages = plan.split.replicas[rank.replica].stages
     before = stages[rank.stage - 1] if rank.stage else None
     after = stages[rank.stage + 1] if rank.stage + 1 < len(stages) else None
-
-    def routes(group: dist.ProcessGroup, end: StagePlan | None, what: str) -> list[Route]:
-        return [
-            Route(group, peer, what, _shape(plan, rank), dtype, device)
-            for peer in (end.ranks if end else ())
-        ]
-
     dtype = ACTIVATION_DTYPE[plan.recipe.train.dtype]
+    place, tp = groups.share.place, groups.share.size
+
+    def route(group: dist.ProcessGroup, peer: int, what: str) -> Route:
+        return Route(group, peer, what, _shape(plan, rank), dtype, device)
+
+    def receivers(group: dist.ProcessGroup, end: StagePlan | None, what: str) -> list[Receiver]:
+        lanes = lane_ranks(end) if end else ()
+        return [Receiver(route(group, lane[place % len(lane)], what)) for lane in lanes]
+
+    def senders(group: dist.ProcessGroup, end: StagePlan | None, what: str) -> list[Sender]:
+        lanes = lane_ranks(end) if end else ()
+        return [Sender(*(route(group, peer, what) for peer in lane[place::tp])) for lane in lanes]
+
     return Neighbours(
-        activations_in=tuple(map(Receiver, routes(forward, before, "activation"))),
-        activations_out=tuple(map(Sender, routes(forward, after, "activation"))),
-        gradients_in=tuple(map(Receiver, routes(backward, after, "gradient"))),
-        gradients_out=tuple(map(Sender, routes(backward, before, "gradient"))),
+        activations_in=tuple(receivers(forward, before, "activation")),
+        activations_out=tuple(senders(forward, after, "activation")),
+        gradients_in=tuple(receivers(backward, after, "gradient")),
+        gradients_out=tuple(senders(backward, before, "gradient")),
         gradients_had=_gradients_had(run, rank, stages[rank.stage]) if before else {},
         send_before_s=before.send_s if before else 0.0,
     )
@@ -127,14 +147,15 @@ def connect_neighbours(
 def connect_sync(plan: Plan, rank: RankPlan, groups: Groups, *, stage: Stage) -> GradientSync:
     """Gradient sums of the buckets that this rank is part of, with their planned seconds."""
     ranks, links = plan.split.ranks, plan.links
-    units, boxes, lane = stage.units(), stage.boxes, groups.lane
+    lane = groups.lane
+    holding = Holding(stage.units(), shared_dims(stage), stage.boxes)
 
     def planned_s(bucket: Bucket) -> float:
         members = [ranks[member] for member in bucket.ranks]
         return all_reduce_s(bucket.num_bytes, members, links, at_once=bucket.tp)
 
     def segment_group(bucket: Bucket, portion: Portion, group: dist.ProcessGroup) -> SegmentGroup:
-        segments = tuple(segments_of(bucket, portion, units=units, boxes=boxes))
+        segments = tuple(segments_of(bucket, portion, holding))
         copies = len(lane) // bucket.tp if bucket.part is Part.COPIES else 1
         return SegmentGroup(group, portion.ranks, segments, copies)
 
@@ -146,13 +167,19 @@ def connect_sync(plan: Plan, rank: RankPlan, groups: Groups, *, stage: Stage) ->
     ]
     for bucket in buckets:
         bucket.check_bytes(len(lane))
+    counted = counted_parameters(holding, buckets=groups.all_buckets, lane=lane, rank=rank.rank)
+    scalar_planned_s = all_reduce_s(SCALAR_BYTES, ranks, links)
+    if shares_update(plan.split.replicas):
+        return ShardedSync(
+            holding,
+            buckets=buckets,
+            lane=lane,
+            rank=rank.rank,
+            counted=counted,
+            scalar_planned_s=scalar_planned_s,
+        )
     return GradientSync(
-        stage.parameters(),
-        buckets=buckets,
-        counted=counted_parameters(
-            units, boxes, buckets=groups.all_buckets, lane=lane, rank=rank.rank
-        ),
-        scalar_planned_s=all_reduce_s(SCALAR_BYTES, ranks, links),
+        stage.parameters(), buckets=buckets, counted=counted, scalar_planned_s=scalar_planned_s
     )
 
 
@@ -168,7 +195,7 @@ def _gradients_had(run: ReplicaRun, rank: RankPlan, stage: StagePlan) -> dict[in
     Those that had none by then are left out. A lane takes its microbatches in ascending order, so the last stands
     for all before it.
     """
-    number = stage.ranks.index(rank.rank)
+    number = stage.ranks.index(rank.rank) * stage.lanes // len(stage.ranks)
     had: dict[int, int] = {}
     for sender in run.lanes[rank.stage - 1]:
         last: int | None = None

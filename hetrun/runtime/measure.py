@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,38 +11,29 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hetrun.errors import JobError
-from hetrun.model import ModelSpec, Quantity, RowTiming, Source, StagePlan
+from hetrun.arch import layer_runs
+from hetrun.errors import ConfigError, JobError
+from hetrun.model import (
+    ModelSpec,
+    Quantity,
+    RowTiming,
+    Source,
+    StagePlan,
+)
 from hetrun.runtime.bench import BenchDevice, BenchRequest, BenchResult, CheckResult
 from hetrun.runtime.deferred import DeferredWeights, accumulate_all
 from hetrun.runtime.device import open_device, synchronize
-from hetrun.runtime.measure_shard import LayerShare
+from hetrun.runtime.hf_stage import build_stage
 from hetrun.runtime.network import Stage, summed_loss
 from hetrun.runtime.precision import Precision
+from hetrun.runtime.repeats import Layers, Repeats, Timed, repeat
 from hetrun.runtime.steadiness import finding
+from hetrun.runtime.tensor_parallel import LayerShare
 
-WARM_UP = 3
-MIN_REPEATS = 5
-MAX_REPEATS = 30
-BUDGET_S = 1.5  # of repeats for one figure, once there are MIN_REPEATS
-MIN_QUICK_REPEATS = 3
-MAX_QUICK_REPEATS = 8
-QUICK_BUDGET_S = 0.2
 _MATMUL_SIZE = {"cpu": 1024}
 _MATMUL_SIZE_OF_ACCELERATORS = 8192
 _COPY_BYTES = {"cpu": 64 << 20}
 _COPY_BYTES_OF_ACCELERATORS = 1 << 30
-
-Timed = Callable[[], tuple[float, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeats:
-    """Medians of the parts of a repeated action, (slowest - fastest) / median of their sum, and all sums."""
-
-    medians_s: tuple[float, ...]
-    spread: float
-    sums_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,19 +58,13 @@ class Bench:
                 if (tp, recompute) == (1, False):
                     yield plain
                     continue
-                layer, peak_bytes = self._layer(rows, tp=tp, recompute=recompute)
+                layers = self._layers(rows, tp=tp, recompute=recompute)
                 if not recompute:
-                    weights_s = self._layer_weights_s(rows, layer, tp=tp)
-                yield replace(
-                    plain,
-                    tp=tp,
-                    recompute=recompute,
-                    layer_forward_s=layer.medians_s[0],
-                    layer_backward_s=layer.medians_s[1],
-                    spread=layer.spread,
-                    layer_peak_bytes=peak_bytes,
-                    layer_weights_s=min(weights_s or 0.0, layer.medians_s[1]),
-                )
+                    weights_s = self._layer_weights_s(rows, layers, tp=tp)
+                found = replace(layers.put_into(plain), tp=tp, recompute=recompute)
+                if weights_s is not None:
+                    weights_s = min(weights_s, found.layer_backward_s)
+                yield replace(found, layer_weights_s=weights_s)
 
     def timing(self, rows: int) -> RowTiming:
         """One layer, the embedding, and the head with its loss, each forward and backward."""
@@ -88,35 +72,33 @@ class Bench:
         tokens_BT = torch.randint(model.vocab_size, (rows, self.request.seq_len))
         tokens_BT = tokens_BT.to(self.device)
         hidden_BTH = self._hidden(rows)
-        layer, peak_bytes = self._layer(rows)
+        layers = self._layers(rows)
         embedding = self._repeat(
             f"embedding of {rows} rows",
             self._forward_backward(self.stage(has_embedding=True), tokens_BT, None),
         )
+        last = self.stage(has_head=True)
         head = self._repeat(
-            f"head of {rows} rows",
-            self._forward_backward(self.stage(has_head=True), hidden_BTH, tokens_BT),
+            f"head of {rows} rows", self._forward_backward(last, hidden_BTH, tokens_BT)
         )
-        return RowTiming(
+        once = self._forward_backward(last, hidden_BTH, tokens_BT)
+        timing = RowTiming(
             rows=rows,
-            layer_forward_s=layer.medians_s[0],
-            layer_backward_s=layer.medians_s[1],
+            layer_forward_s=layers.mean_s(0),
+            layer_backward_s=layers.mean_s(1),
             embedding_forward_s=embedding.medians_s[0],
             embedding_backward_s=embedding.medians_s[1],
             head_forward_s=head.medians_s[0],
             head_backward_s=head.medians_s[1],
-            spread=layer.spread,
-            layer_peak_bytes=peak_bytes,
-            layer_weights_s=self._layer_weights_s(rows, layer),
-            head_weights_s=self._weights_s(
-                self.stage(has_head=True), hidden_BTH, tokens_BT, whole=head
-            ),
+            layer_weights_s=self._layer_weights_s(rows, layers),
+            head_weights_s=self._weights_s(last, once, whole=head),
         )
+        return layers.put_into(timing)
 
     def layer_s(self, rows: int) -> float:
         """Seconds of one layer, forward and backward: what equal devices are compared by."""
-        layer, _ = self._layer(rows)
-        return sum(layer.medians_s)
+        layers = self._layers(rows)
+        return layers.mean_s(0) + layers.mean_s(1)
 
     def optimizer_s_per_parameter(self) -> float:
         """AdamW on one layer."""
@@ -145,15 +127,20 @@ class Bench:
     def stage(
         self,
         *,
+        first_layer: int = 0,
         num_layers: int = 0,
         has_embedding: bool = False,
         has_head: bool = False,
         tp: int = 1,
     ) -> Stage:
-        """A part of the model, as the worker builds it; with `tp`, one device's share of its layers."""
+        """A part of the model, as the worker builds it; with `tp`, one device's share of its layers.
+
+        Raises:
+            ConfigError: layers that transformers builds are to be shared.
+        """
         part = StagePlan(
             ranks=(0,),
-            first_layer=0,
+            first_layer=first_layer,
             num_layers=num_layers,
             has_embedding=has_embedding,
             has_head=has_head,
@@ -166,7 +153,12 @@ class Bench:
             memory_limit_bytes=None,
         )
         model: ModelSpec = self.request.model
-        stage = Stage(model, part, seq_len=self.request.seq_len)
+        stage = build_stage(model, part, seq_len=self.request.seq_len)
+        if tp > 1 and model.config is not None:
+            raise ConfigError(
+                f"tp {tp}: layers of this {model.family} model, which transformers builds, cannot be shared",
+                hint="set plan.tp: [1] in the recipe",
+            )
         if tp > 1:
             for name in list(stage.layer):
                 with torch.device("meta"):
@@ -179,31 +171,34 @@ class Bench:
         hidden_BTH = torch.randn(rows, self.request.seq_len, self.request.model.hidden_size)
         return hidden_BTH.to(self.device, self.precision.activations)
 
-    def _layer(
-        self, rows: int, *, tp: int = 1, recompute: bool = False
-    ) -> tuple[Repeats, int | None]:
-        """Time one layer, then look at the memory of one more turn."""
-        once = self._forward_backward(
-            self.stage(num_layers=1, tp=tp), self._hidden(rows), None, recompute=recompute
-        )
+    def _layers(self, rows: int, *, tp: int = 1, recompute: bool = False) -> Layers:
+        """Time the first layer of each run of equal ones, and look at the memory of one more turn."""
         more = f", tp {tp}" * (tp > 1) + ", recomputed" * recompute
-        layer = self._repeat(f"layer of {rows} rows{more}", once)
-        return layer, self._peak_bytes(once)
+        found = []
+        first = 0
+        for run in layer_runs(self.request.model):
+            stage, x = self.stage(first_layer=first, num_layers=1, tp=tp), self._hidden(rows)
+            once = self._forward_backward(stage.layer_alone(x), x, None, recompute=recompute)
+            layer = self._repeat(f"layer {first} of {rows} rows{more}", once)
+            found.append((run, layer, self._peak_bytes(once)))
+            first += run.num_layers
+        return Layers(tuple(found))
 
-    def _layer_weights_s(self, rows: int, layer: Repeats, *, tp: int = 1) -> float:
-        stage = self.stage(num_layers=1, tp=tp)
-        return self._weights_s(stage, self._hidden(rows), None, whole=layer)
+    def _layer_weights_s(self, rows: int, layers: Layers, *, tp: int = 1) -> float | None:
+        """As `_weights_s`; None where layers differ, since then nothing is put off."""
+        if len(layers.runs) > 1:
+            return None
+        stage, x = self.stage(num_layers=1, tp=tp), self._hidden(rows)
+        once = self._forward_backward(stage.layer_alone(x), x, None)
+        return self._weights_s(stage, once, whole=layers.runs[0][1])
 
-    def _weights_s(
-        self, stage: Stage, x: Tensor, targets_BT: Tensor | None, *, whole: Repeats
-    ) -> float:
-        """The part of a backward that only the weights' gradients need.
+    def _weights_s(self, stage: Stage, both: Timed, *, whole: Repeats) -> float:
+        """The part of a backward that only the weights' gradients need; `both` is a forward and backward of the stage.
 
         Both passes are timed as the engine runs them; the backward in one pass is shared out alike. So the parts add
         up to it, though two passes take a little longer than one.
         """
         deferred = DeferredWeights(stage, self.precision.arithmetic)
-        both = self._forward_backward(stage, x, targets_BT)
 
         def once() -> tuple[float, float]:
             _, first_s = both()
@@ -230,7 +225,12 @@ class Bench:
         return int(backend.max_memory_allocated(self.device) - before)  # type: ignore[union-attr]
 
     def _forward_backward(
-        self, stage: Stage, x: Tensor, targets_BT: Tensor | None, *, recompute: bool = False
+        self,
+        part: Callable[[Tensor], Tensor],
+        x: Tensor,
+        targets_BT: Tensor | None,
+        *,
+        recompute: bool = False,
     ) -> Timed:
         x = x.detach().requires_grad_(x.is_floating_point())
         gradient: Tensor | None = None
@@ -240,9 +240,9 @@ class Bench:
             start_s = self._now_s()
             with self.precision.arithmetic():
                 if recompute:
-                    y = checkpoint(stage, x, use_reentrant=False, preserve_rng_state=False)
+                    y = checkpoint(part, x, use_reentrant=False, preserve_rng_state=False)
                 else:
-                    y = stage(x)
+                    y = part(x)
             if targets_BT is not None:
                 y = summed_loss(y, targets_BT, torch.ones_like(targets_BT))
             middle_s = self._now_s()
@@ -341,25 +341,3 @@ def _told_if_too_large(request: BenchRequest, device: BenchDevice, rows: int) ->
 def torch_version() -> str:
     """Version of the torch that measured."""
     return str(torch.__version__)
-
-
-def repeat(once: Timed, *, quick: bool = False) -> Repeats:
-    """Run an action until its median is steady: a few unmeasured times, then 5 to 30 times (3 to 8 if `quick`)."""
-    for _ in range(WARM_UP):
-        once()
-    least, most, budget_s = (
-        (MIN_QUICK_REPEATS, MAX_QUICK_REPEATS, QUICK_BUDGET_S)
-        if quick
-        else (MIN_REPEATS, MAX_REPEATS, BUDGET_S)
-    )
-    repeats: list[tuple[float, ...]] = []
-    spent_s = 0.0
-    while len(repeats) < least or (len(repeats) < most and spent_s < budget_s):
-        repeats.append(once())
-        spent_s += sum(repeats[-1])
-    sums = [sum(parts) for parts in repeats]
-    return Repeats(
-        medians_s=tuple(statistics.median(part) for part in zip(*repeats, strict=True)),
-        spread=(max(sums) - min(sums)) / statistics.median(sums),
-        sums_s=tuple(sums),
-    )

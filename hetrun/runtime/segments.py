@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetrun.runtime.boxes import Box
+from hetrun.runtime.boxes import Box, whole_box
 from hetrun.schedule.portions import Portion
 from hetrun.schedule.sync import Bucket, Part
 
@@ -87,26 +87,32 @@ class BucketGroup:
             raise RuntimeError(f"{self.bucket}: parameters take {held} bytes, need {wanted}")
 
 
-def segments_of(
-    bucket: Bucket, portion: Portion, *, units: Units, boxes: Mapping[str, Box]
-) -> Iterator[Segment]:
-    """What a rank holds of a portion of a bucket; `boxes` says which part of each shared parameter is here."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Holding:
+    """What a rank holds: parameters by name by unit, which can be shared along which dim, and which part is here."""
+
+    units: Units
+    dims: Mapping[str, int]  # the rest is whole on each rank
+    boxes: Mapping[str, Box]  # none: all of it is here
+
+    def box(self, name: str, parameter: nn.Parameter) -> Box:
+        """Which part of a parameter is here."""
+        return self.boxes.get(name) or whole_box(parameter.shape)
+
+
+def segments_of(bucket: Bucket, portion: Portion, holding: Holding) -> Iterator[Segment]:
+    """What a rank holds of a portion of a bucket."""
     for unit in bucket.units:
-        for name, parameter in units[unit].items():
-            box = boxes.get(name)
-            if box is not None:
-                yield from _shared(parameter, box, portion)
+        for name, parameter in holding.units[unit].items():
+            if name in holding.dims:
+                dim, box = holding.dims[name], holding.box(name, parameter)
+                yield from _shared(parameter, portion, dim=dim, box=box)
             elif portion.copies:
                 yield Segment(parameter, 0, 0, parameter.shape[0])
 
 
 def counted_parameters(
-    units: Units,
-    boxes: Mapping[str, Box],
-    *,
-    buckets: Sequence[Bucket],
-    lane: Sequence[int],
-    rank: int,
+    holding: Holding, *, buckets: Sequence[Bucket], lane: Sequence[int], rank: int
 ) -> list[nn.Parameter]:
     """Parameters whose norm a rank adds, so that each element of the model is counted once.
 
@@ -116,15 +122,14 @@ def counted_parameters(
     lowest = {unit: min(bucket.ranks) for bucket in buckets for unit in bucket.units}
     return [
         parameter
-        for unit, parameters in units.items()
+        for unit, parameters in holding.units.items()
         if lowest.get(unit, lane[0]) == lane[0]
         for name, parameter in parameters.items()
-        if name in boxes or rank == lane[0]
+        if name in holding.dims or rank == lane[0]
     ]
 
 
-def _shared(parameter: nn.Parameter, box: Box, portion: Portion) -> Iterator[Segment]:
-    (dim,) = (d for d, size in enumerate(box.whole) if box.shape[d] != size)
+def _shared(parameter: nn.Parameter, portion: Portion, *, dim: int, box: Box) -> Iterator[Segment]:
     begin, stop = box.ranges[dim]
     ends = [place * box.whole[dim] for place in (portion.start, portion.end)]
     if any(end % portion.of for end in ends):

@@ -58,16 +58,20 @@ class GradientSync:
     def reduce(self, timeline: Timeline) -> None:
         """Replace each shared gradient by the sum over its holders."""
         for item in self._buckets:
-            start_s = timeline.clock.now_s()
-            if timeline.clock.modelled:
-                clocks = _gather([start_s], item.groups[0].group)
-                start_s = max(clock_s for (clock_s,) in clocks)
-                timeline.clock.wait_until(start_s)
+            start_s = meet(item.groups, timeline)
             for chunks in zip_longest(*map(_chunks, item.groups)):
                 for sum_ in [_Sum(chunk) for chunk in chunks if chunk is not None]:
                     sum_.finish()
             timeline.clock.spend(item.planned_s)
             timeline.close_span("sync", None, start_s)
+
+    @property
+    def updated(self) -> Sequence[nn.Parameter]:
+        """What this rank's optimizer updates."""
+        return self._parameters
+
+    def gather(self, timeline: Timeline) -> None:
+        """Take the values that others updated: none, where each rank updates all that it holds."""
 
     def totals(self, loss: float, timeline: Timeline, *, stop: bool = False) -> Totals:
         """Exchange squared norm, loss, clock and wish to stop with all ranks, once."""
@@ -95,6 +99,15 @@ class GradientSync:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
+
+
+def meet(groups: Sequence[SegmentGroup], timeline: Timeline) -> float:
+    """Return when all ranks of these groups are there; modelled time goes on from then."""
+    start_s = timeline.clock.now_s()
+    if timeline.clock.modelled:
+        start_s = max(clock_s for group in groups for (clock_s,) in _gather([start_s], group.group))
+        timeline.clock.wait_until(start_s)
+    return start_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)

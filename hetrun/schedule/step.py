@@ -18,6 +18,7 @@ from operator import attrgetter
 from hetrun import arch
 from hetrun.model import Cost, Dtype, Link, ModelSpec, RankPlan, ReplicaPlan, Span, StagePlan
 from hetrun.schedule.pipeline import StageTimes
+from hetrun.schedule.portions import lanes_by_rank
 from hetrun.schedule.replica import is_plain, layers_of, replica_ends, simulate_replica, work_of
 from hetrun.schedule.sync import all_reduce_s, gradient_buckets, lane_ranks
 
@@ -222,6 +223,8 @@ def _finish(
 ) -> _Marks:
     """Let all ranks sum up their gradients and update their parameters; say when all were done with what."""
     meetings = _meetings(ranks, replicas, links=links, model=model, dtype=dtype)
+    if record.spans is not None:
+        meetings = _with_mates(meetings, replicas)
     shares = shares_update(replicas)
     for members, seconds in meetings:
         _meet(record, members, seconds / 2 if shares else seconds)
@@ -250,6 +253,15 @@ def _meetings(
             ),
         )
         for bucket in buckets
+    ]
+
+
+def _with_mates(meetings: Sequence[_Meeting], replicas: Sequence[ReplicaPlan]) -> list[_Meeting]:
+    """Name all ranks of the lanes that meet: one of those that share layers stands for all, who do alike at the same time."""
+    lanes = lanes_by_rank(replicas)
+    return [
+        (tuple(sorted({mate for rank in members for mate in lanes[rank]})), seconds)
+        for members, seconds in meetings
     ]
 
 

@@ -50,6 +50,7 @@ class Pipeline:
     order: Order = Order.ONE_F_ONE_B
     cuts: tuple[float, ...] = ()
     lanes: tuple[int, ...] = ()  # none: one for each stage
+    tp: tuple[int, ...] = ()  # ranks of each lane, by stage; none: one each
     more_window: int = 0  # than 1F1B needs
 
 
@@ -61,7 +62,7 @@ def make_plan(
     dtype: Dtype = Dtype.FP64,
     emulated: bool = True,
 ) -> Plan:
-    """A plan with one rank per lane; vendors change along the ranks."""
+    """A plan on consecutive ranks; vendors change along the ranks."""
     ranks: list[RankPlan] = []
     replicas: list[ReplicaPlan] = []
     first_row = 0
@@ -69,8 +70,9 @@ def make_plan(
         stages = []
         for index in range(len(pipeline.layers)):
             lanes = pipeline.lanes[index] if pipeline.lanes else 1
-            members = range(len(ranks), len(ranks) + lanes)
-            stages.append(_stage(pipeline, index, tuple(members)))
+            tp = pipeline.tp[index] if pipeline.tp else 1
+            members = range(len(ranks), len(ranks) + lanes * tp)
+            stages.append(_stage(pipeline, index, tuple(members), lanes))
             for rank in members:
                 ranks.append(_rank(rank, replica=number, stage=index, emulated=emulated))
         replicas.append(
@@ -119,13 +121,19 @@ def make_plan(
     )
 
 
+def with_data(plan: Plan, **changes: object) -> Plan:
+    """The same plan on other data."""
+    data = replace(plan.recipe.data, **changes)  # type: ignore[arg-type]
+    return replace(plan, recipe=replace(plan.recipe, data=data))
+
+
 def with_train(plan: Plan, **changes: object) -> Plan:
     """The same plan with other training settings."""
     train = replace(plan.recipe.train, **changes)  # type: ignore[arg-type]
     return replace(plan, recipe=replace(plan.recipe, train=train))
 
 
-def _stage(pipeline: Pipeline, index: int, ranks: tuple[int, ...]) -> StagePlan:
+def _stage(pipeline: Pipeline, index: int, ranks: tuple[int, ...], lanes: int) -> StagePlan:
     last = len(pipeline.layers) - 1
     layer_s = 0.01 * (1.0 + 0.13 * ranks[0])
     forward_s = layer_s * pipeline.layers[index] + 0.003
@@ -148,7 +156,7 @@ def _stage(pipeline: Pipeline, index: int, ranks: tuple[int, ...]) -> StagePlan:
         optimizer_s=0.002 + 0.0003 * ranks[0],
         memory_bytes=1000,
         memory_limit_bytes=2000,
-        lanes=len(ranks),
+        lanes=lanes,
         weights_s=0.93 * forward_s if splits else 0.0,
         most_held=window + 1 if splits else None,
         layer_forward_s=layer_s,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from hetrun.model import Plan, StagePlan
+from hetrun.runtime.boxes import Box
 from hetrun.runtime.data import ByteText, TokenStream
 from hetrun.runtime.loop import join
 from hetrun.runtime.network import Stage
@@ -38,6 +39,8 @@ class RankAnswer:
     step_s: list[float]
     spans: list[tuple[Any, ...]]
     parameters: dict[str, list[float]]
+    boxes: dict[str, Box]  # of what is no whole parameter
+    num_moments: int  # elements of AdamW's first moments
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ def train_rank(
         step_s=[result.event.step_s for result in results],
         spans=[result.spans for result in results],
         parameters=_values(trainer.stage),
+        boxes=trainer.stage.boxes,
+        num_moments=sum(s["exp_avg"].numel() for s in trainer._optimizer.state.values()),
     )
 
 
@@ -93,17 +98,8 @@ def train_all(
 
 def train_reference(plan: Plan, *, is_ragged: bool) -> Reference:
     """A plain loop: the whole model, one batch, mean over valid tokens, torch's own clipping and AdamW."""
-    recipe, train = plan.recipe, plan.recipe.train
-    whole = StagePlan(
-        ranks=(0,), first_layer=0, num_layers=recipe.model.num_layers, has_embedding=True,
-        has_head=True, window=1, forward_s=0, backward_s=0, send_s=0, optimizer_s=0,
-        memory_bytes=0, memory_limit_bytes=None,
-    )  # fmt: skip
-    precision = Precision(train.dtype, torch.device("cpu"))
-    model = Stage(recipe.model, whole, seq_len=SEQ_LEN).initialise(
-        seed=train.seed, device=torch.device("cpu"), dtype=precision.parameters
-    )
-    precision.prepare(model)
+    train = plan.recipe.train
+    model, precision = whole_model(plan)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         betas=(train.beta1, train.beta2),
@@ -131,15 +127,39 @@ def train_reference(plan: Plan, *, is_ragged: bool) -> Reference:
     return Reference(losses=losses, gradient_norms=norms, parameters=_values(model), model=model)
 
 
+def whole_model(plan: Plan) -> tuple[Stage, Precision]:
+    """All of a plan's model on one device, with its first values, and what to compute it in."""
+    recipe = plan.recipe
+    whole = StagePlan(
+        ranks=(0,), first_layer=0, num_layers=recipe.model.num_layers, has_embedding=True,
+        has_head=True, window=1, forward_s=0, backward_s=0, send_s=0, optimizer_s=0,
+        memory_bytes=0, memory_limit_bytes=None,
+    )  # fmt: skip
+    precision = Precision(recipe.train.dtype, torch.device("cpu"))
+    model = Stage(recipe.model, whole, seq_len=recipe.data.seq_len).initialise(
+        seed=recipe.train.seed, device=torch.device("cpu"), dtype=precision.parameters
+    )
+    precision.prepare(model)
+    return model, precision
+
+
 def largest_difference(answers: Sequence[RankAnswer], reference: Reference) -> float:
     """Largest difference of any parameter on any rank; fails if some parameter is held by nobody."""
     held = {name for answer in answers for name in answer.parameters}
     assert held == set(reference.parameters)
+    whole = {name: parameter.detach() for name, parameter in reference.model.named_parameters()}
+
+    def right(answer: RankAnswer, name: str) -> list[float]:
+        box = answer.boxes.get(name)
+        if box is None:
+            return reference.parameters[name]
+        return box.of(whole[name]).flatten().tolist()
+
     return max(
         abs(a - b)
         for answer in answers
         for name, values in answer.parameters.items()
-        for a, b in zip(values, reference.parameters[name], strict=True)
+        for a, b in zip(values, right(answer, name), strict=True)
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hetrun.errors import ConfigError
 from hetrun.launch import dry_run, launch
 from hetrun.launch.check import check_plan
-from hetrun.model import HostSpec, Order, Plan
+from hetrun.model import HostSpec, ModelSpec, Order, Plan
 from tests.ssh.plans import Recorder, make_plan
 from tests.unit import report_factory
 
@@ -90,6 +90,39 @@ def test_zero_bubble_and_lanes_pass() -> None:
     ranks = tuple(replace(rank, stage=min(rank.stage, 1)) for rank in plan.split.ranks)
     other = replace(replica, order=Order.ZERO_BUBBLE, stages=(first, merged))
     check_plan(replace(plan, split=replace(plan.split, ranks=ranks, replicas=(other,))))
+
+
+def _shared(model: ModelSpec | None = None) -> Plan:
+    """The same ranks as one stage whose layers all three share."""
+    plan = make_plan([(ONE, 3)])
+    (replica,) = plan.split.replicas
+    whole = replace(
+        replica.stages[0], ranks=(0, 1, 2), num_layers=plan.recipe.model.num_layers, has_head=True
+    )
+    ranks = tuple(replace(rank, stage=0) for rank in plan.split.ranks)
+    split = replace(plan.split, ranks=ranks, replicas=(replace(replica, stages=(whole,)),))
+    recipe = plan.recipe if model is None else replace(plan.recipe, model=model)
+    return replace(plan, split=split, recipe=recipe)
+
+
+def test_ranks_that_share_layers_must_divide_them_evenly_on_one_host() -> None:
+    model = replace(_plan().recipe.model, num_heads=6, num_kv_heads=3, hidden_size=48, ffn_size=48)
+    check_plan(_shared(model))
+    with pytest.raises(ConfigError, match=r"plan\.tp: 3 devices cannot share a layer evenly"):
+        check_plan(_shared(replace(model, num_kv_heads=2)))
+    plan = _shared(model)
+    other = replace(plan.hosts[0], name="other")
+    ranks = (*plan.split.ranks[:2], replace(plan.split.ranks[2], host="other", local_rank=0))
+    split = replace(plan.split, ranks=ranks)
+    with pytest.raises(ConfigError, match=r"share layers, on \['a1', 'other'\]"):
+        check_plan(replace(plan, hosts=(*plan.hosts, other), split=split))
+
+
+def test_layers_of_a_model_class_of_transformers_are_not_shared() -> None:
+    model = replace(_plan().recipe.model, config='{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="3 ranks share layers of transformers' llama") as caught:
+        check_plan(_shared(model))
+    assert "plan.tp" in (caught.value.hint or "")
 
 
 def test_launch_and_dry_run_refuse_it_before_anything_is_made(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hetrun.errors import ConfigError
 from hetrun.model import ModelSpec
 from hetrun.runtime import sync
 from hetrun.runtime.network import Stage
-from hetrun.runtime.segments import Segment, SegmentGroup, counted_parameters
+from hetrun.runtime.segments import Holding, Segment, SegmentGroup, counted_parameters
 from hetrun.runtime.sync import GradientSync
 from hetrun.runtime.trainer import MicrobatchShare, find_stage, per_valid_token
 from hetrun.schedule import gradient_buckets
@@ -35,7 +35,7 @@ def test_each_parameter_is_counted_by_one_rank(
         stage = Stage(model, part, seq_len=SEQ_LEN)
         names = {id(parameter): name for name, parameter in stage.named_parameters()}
         counted = counted_parameters(
-            stage.units(), {}, buckets=buckets, lane=(rank.rank,), rank=rank.rank
+            Holding(stage.units(), {}, {}), buckets=buckets, lane=(rank.rank,), rank=rank.rank
         )
         counts.update(names[id(parameter)] for parameter in counted)
     whole = Stage(model, replace(part, first_layer=0, num_layers=8, has_embedding=True), seq_len=1)
@@ -91,10 +91,10 @@ def test_loss_is_divided_by_the_tokens_of_the_whole_batch() -> None:
     assert per_valid_token(share) == 1 / 50
 
 
-def test_lane_of_several_ranks_is_refused() -> None:
+def test_rank_that_its_stage_does_not_name_is_refused() -> None:
     plan = make_plan(PIPELINES[2:])
     (replica,) = plan.split.replicas
-    wide = replace(replica, stages=(replace(replica.stages[0], ranks=(0, 1)),))
-    plan = replace(plan, split=replace(plan.split, replicas=(wide,)))
-    with pytest.raises(ConfigError, match=r"has ranks \[0, 1\] for 1 lanes, need one each"):
+    wrong = replace(replica, stages=(replace(replica.stages[0], ranks=(1,)),))
+    plan = replace(plan, split=replace(plan.split, replicas=(wrong,)))
+    with pytest.raises(ConfigError, match=r"has ranks \[1\], need rank 0 among them"):
         find_stage(plan, plan.split.ranks[0])

@@ -1,0 +1,145 @@
+"""Layers that the ranks of a lane share: each has some heads and a part of the inner width, and they add up what these give.
+
+A share holds num_heads / tp heads, num_kv_heads / tp key/value heads and ffn_size / tp of the inner width (rows of the
+weights of q, k, v, gate, up; columns of those of o and down), and the norms whole (Shoeybi et al. 2019, section 3).
+These are plain tensors and two functions that add up rather than torch's DTensor: partial sums travel over gloo in host memory,
+which every device can reach, weights' gradients can be put off (`deferred.py`), and buckets take slices of gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from hetrun.arch import num_kv_heads
+from hetrun.errors import ConfigError
+from hetrun.model import ModelSpec
+from hetrun.runtime.boundary import PeerLostError
+from hetrun.runtime.boxes import box_along
+from hetrun.runtime.network import Layer, Matrix, Stage
+from hetrun.schedule.shares import check_tp
+
+_DIM = {"q": 0, "k": 0, "v": 0, "gate": 0, "up": 0, "o": 1, "down": 1}  # of weights, that is shared
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """Which of `size` equal shares of its stage's layers a rank has, and the group of the ranks that have them all."""
+
+    place: int
+    size: int
+    group: dist.ProcessGroup | None  # None where one rank has all
+
+
+class LayerShare(Layer):
+    """What one of `tp` devices has of a layer; build it on the meta device, then initialise.
+
+    Without a group its results are partial sums, fit for timing only.
+    """
+
+    def __init__(
+        self, model: ModelSpec, tp: int, *, group: dist.ProcessGroup | None = None
+    ) -> None:
+        check_tp(model, tp)
+        super().__init__(model)
+        self._group = group
+        hidden, ffn = model.hidden_size, model.ffn_size // tp
+        width = hidden // tp
+        kv_width = hidden // model.num_heads * (num_kv_heads(model) // tp)
+        self.num_heads = model.num_heads // tp
+        self.num_kv_heads = num_kv_heads(model) // tp
+        with torch.device("meta"):
+            self.q = Matrix(hidden, width)
+            self.k = Matrix(hidden, kv_width)
+            self.v = Matrix(hidden, kv_width)
+            self.o = Matrix(width, hidden)
+            self.gate = Matrix(hidden, ffn)
+            self.up = Matrix(hidden, ffn)
+            self.down = Matrix(ffn, hidden)
+
+    def forward(self, x_BTH: Tensor, rotation_2TD: Tensor) -> Tensor:
+        """One layer, as `Layer.forward`; all ranks of the group call it with the same rows."""
+        if self._group is None:
+            return super().forward(x_BTH, rotation_2TD)
+        y_BTH = _ToAll.apply(self.attention_norm(x_BTH), self._group)
+        x_BTH = x_BTH + _Added.apply(self._attention(y_BTH, rotation_2TD), self._group)
+        y_BTH = _ToAll.apply(self.ffn_norm(x_BTH), self._group)
+        part_BTH = self.down(functional.silu(self.gate(y_BTH)) * self.up(y_BTH))
+        z_BTH: Tensor = x_BTH + _Added.apply(part_BTH, self._group)
+        return z_BTH
+
+
+def shared_dims(stage: Stage) -> dict[str, int]:
+    """Parameters that several ranks can share, by name, and along which dim; each has the others whole."""
+    if type(stage) is not Stage:
+        return {}
+    return {f"layer.{index}.{name}.weight": d for index in stage.layer for name, d in _DIM.items()}
+
+
+def share_layers(stage: Stage, share: Share) -> None:
+    """Let a stage without values hold one share of each of its layers; nothing changes where one rank has all.
+
+    Raises:
+        ConfigError: the layers of this model cannot be shared so.
+    """
+    if share.size == 1:
+        return
+    if type(stage) is not Stage:
+        raise ConfigError(
+            f"plan: {share.size} ranks share layers of transformers' {stage.model.family}, need one each",
+            hint="set plan.tp to [1] in the recipe, and plan again",
+        )
+    for index, whole in list(stage.layer.items()):
+        for name, dim in _DIM.items():
+            shape = getattr(whole, name).weight.shape
+            part = shape[dim] // share.size
+            start = share.place * part
+            stage.boxes[f"layer.{index}.{name}.weight"] = box_along(shape, dim, start, start + part)
+        stage.layer[index] = LayerShare(stage.model, share.size, group=share.group)
+
+
+class _ToAll(torch.autograd.Function):
+    """The same values for every share; gradients that come back from all of them are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return add_up(gradient, ctx.group), None
+
+
+class _Added(torch.autograd.Function):
+    """The sum of what all shares give; its gradient is that of each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return add_up(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def add_up(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over the ranks of a group, the same bits on all of them.
+
+    Raises:
+        PeerLostError: a rank is gone.
+    """
+    total = part.detach().to("cpu", copy=True).contiguous()
+    try:
+        dist.all_reduce(total, group=group)
+    except RuntimeError as error:
+        raise PeerLostError(f"a rank did not give its share of a layer: {error}") from error
+    return total.to(part.device)
