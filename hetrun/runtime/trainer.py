@@ -34,11 +34,14 @@ from hetrun.runtime.emulate import Clock, VirtualClock, WallClock, check_memory
 from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline, lane_of
 from hetrun.runtime.evaluate import evaluate, held_out_batches
 from hetrun.runtime.groups import connect_neighbours, connect_sync, create_groups
-from hetrun.runtime.network import Stage
+from hetrun.runtime.hf_stage import build_stage
+from hetrun.runtime.hf_weights import first_values
 from hetrun.runtime.optimizer import learning_rate_at, make_optimizer
 from hetrun.runtime.precision import Precision
 from hetrun.runtime.state import State
+from hetrun.runtime.tensor_parallel import share_layers
 from hetrun.schedule.replica import simulate_replica
+from hetrun.schedule.step import update_s
 
 LossScale = Callable[["MicrobatchShare"], float]
 
@@ -92,17 +95,21 @@ class Trainer:
         recipe = plan.recipe
         check_memory(self.stage_plan, self.rank)
         precision = Precision(recipe.train.dtype, device)
-        self.stage = Stage(recipe.model, self.stage_plan, seq_len=recipe.data.seq_len).initialise(
-            seed=recipe.train.seed, device=device, dtype=precision.parameters
+        groups = create_groups(plan, self.rank)
+        self.stage = build_stage(recipe.model, self.stage_plan, seq_len=recipe.data.seq_len)
+        share_layers(self.stage, groups.share)
+        self.stage.initialise(
+            seed=recipe.train.seed,
+            device=device,
+            dtype=precision.parameters,
+            weights=first_values(self.stage, recipe.weights),
         )
         precision.prepare(self.stage)
-        self._optimizer = make_optimizer(self.stage.parameters(), recipe.train)
         self._clock: Clock = (
             VirtualClock() if plan.emulated else WallClock(lambda: synchronize(device))
         )
         run = simulate_replica(self.replica)
         self._lane = lane_of(run, self.replica, self.rank)
-        groups = create_groups(plan, self.rank)
         self._engine = PipelineEngine(
             self.stage,
             self._lane,
@@ -111,6 +118,8 @@ class Trainer:
             precision=precision,
         )
         self._sync = connect_sync(plan, self.rank, groups, stage=self.stage)
+        self._optimizer = make_optimizer(self._sync.updated, recipe.train)
+        self._planned_update_s = planned_update_s(plan)
         self._shared = drift.shared_parts(self._sync.buckets, self.stage.units())
 
     def step(self, number: int, *, stop_wanted: Callable[[], bool] = lambda: False) -> StepResult:
@@ -137,8 +146,10 @@ class Trainer:
         self._update(learning_rate)
         clock.spend(self.stage_plan.optimizer_s)
         timeline.close_span("optimizer", None, synced_s)
-        slowest_s = max(s.optimizer_s for r in self.plan.split.replicas for s in r.stages)
-        clock.wait_until(synced_s + slowest_s)
+        updated_s = clock.now_s()
+        self._sync.gather(timeline)
+        communication_s = synced_s - computed_s + clock.now_s() - updated_s
+        clock.wait_until(synced_s + self._planned_update_s)
         step_s = clock.now_s()
         busy_s = timeline.seconds("F", "B", "W", "optimizer")
         event = StepEvent(
@@ -147,8 +158,8 @@ class Trainer:
             wall_s=time.time(),
             step_s=step_s,
             busy_s=busy_s,
-            communication_s=synced_s - computed_s,
-            idle_s=max(0.0, step_s - busy_s - (synced_s - computed_s)),
+            communication_s=communication_s,
+            idle_s=max(0.0, step_s - busy_s - communication_s),
             loss=totals.loss,
             num_tokens=num_tokens,
             grad_norm=totals.gradient_norm,
@@ -241,6 +252,7 @@ class Trainer:
             group["lr"] = learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        self.stage.zero_grad(set_to_none=True)  # of which it may update a part
 
     def _peak_memory_bytes(self) -> int | None:
         """Measured on a real device, the plan's figure on an emulated chip, else unknown."""
@@ -249,18 +261,30 @@ class Trainer:
         return peak_memory_bytes(self._device)
 
 
+def planned_update_s(plan: Plan) -> float:
+    """Seconds from the exchange of scalars, which all ranks leave together, to the end of the step."""
+    recipe, split = plan.recipe, plan.split
+    return update_s(
+        split.ranks,
+        split.replicas,
+        links=plan.links,
+        model=recipe.model,
+        dtype=recipe.train.dtype,
+    )
+
+
 def find_stage(plan: Plan, rank: RankPlan) -> tuple[ReplicaPlan, StagePlan]:
     """Replica and stage of a rank.
 
     Raises:
-        ConfigError: the plan puts the rank elsewhere, or several ranks on one lane.
+        ConfigError: the plan puts the rank elsewhere.
     """
     replica = plan.split.replicas[rank.replica]
     stage = replica.stages[rank.stage]
-    if rank.rank not in stage.ranks or len(stage.ranks) != stage.lanes:
+    if rank.rank not in stage.ranks:
         raise ConfigError(
-            f"plan: stage {rank.stage} of replica {rank.replica} has ranks {list(stage.ranks)}"
-            f" for {stage.lanes} lanes, need one each, rank {rank.rank} among them",
+            f"plan: stage {rank.stage} of replica {rank.replica} has ranks {list(stage.ranks)},"
+            f" need rank {rank.rank} among them",
             hint="write it again: hetrun plan",
         )
     return replica, stage
