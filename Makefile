@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo demo-3 fix check test test-ssh test-gpu bench chaos dead clean
+.PHONY: help setup demo demo-3 fix check test test-ssh test-gpu bench soak chaos dead clean
 
 help:
 	@echo "make demo      set up .venv, then probe -> profile -> plan -> launch -> report on this machine"
@@ -11,6 +11,7 @@ help:
 	@echo "make check     format, lint, types, import contracts, quick unit tests: under a minute"
 	@echo "make fix       format"
 	@echo "make bench     speed claims; results belong in docs/benchmarks.md"
+	@echo "make soak      the planner's properties on many more examples: an hour or two"
 	@echo "make demo-3    the demo with three vendors"
 
 setup: $(VENV)/.done
@@ -59,6 +60,9 @@ test-gpu: setup
 
 bench: setup
 	$(BIN)/pytest -q -s -m bench tests/bench
+
+soak: setup
+	EFFORT=20 $(BIN)/pytest -q -n auto -m slow --timeout 3000 tests/unit
 
 chaos: setup
 	$(BIN)/pytest -q -m 'bench and dist' tests/dist

@@ -16,6 +16,7 @@ from hetrun.planner.drafts import Candidate, Group, judge, narrow_windows, wide_
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
+from tests.effort import examples
 from tests.unit.planner_lab import LINKS, WHOLE, Chips, Lab, small_model
 
 pytestmark = pytest.mark.slow
@@ -94,13 +95,13 @@ def heavy(num_layers: int, *, head: int = 0) -> ModelSpec:
         embedding_parameters=arch.embedding_parameters(base),
         head_parameters=arch.head_parameters(base),
     )
-    return replace(base, family="odd", counts=counts)
+    return replace(base, family="odd", counts=counts, config='{"model_type": "odd"}')
 
 
 MODELS = (small_model(2), small_model(3), heavy(2), heavy(3), heavy(3, head=225))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(st.data())
 def test_no_split_of_a_tiny_cluster_is_better_than_ours(data: st.DataObject) -> None:
     chips = [

@@ -23,6 +23,7 @@ from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
 from hetrun.schedule import all_reduce_s, gradient_buckets, lane_windows, simulate_step
 from hetrun.store import dumps
+from tests.effort import examples
 from tests.unit.planner_lab import FREE_LINKS, LINKS, WHOLE, Chips, Lab, small_model
 from tests.unit.test_planner_brute import cuts, heavy, multisets, problem_of
 from tests.unit.test_planner_orders import split_of
@@ -232,7 +233,7 @@ def labs(draw: st.DrawFn) -> Lab:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(labs())
 def test_leave_to_take_turns_never_costs_and_both_evaluators_agree(lab: Lab) -> None:
     found = plan_or_none(lab)  # proves and evaluates it anew
@@ -252,7 +253,7 @@ def test_leave_to_take_turns_never_costs_and_both_evaluators_agree(lab: Lab) -> 
 
 
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=examples(2), deadline=None)
 @given(labs())
 def test_order_of_hosts_changes_no_route_and_the_same_input_gives_the_same_bytes(lab: Lab) -> None:
     found = plan_or_none(lab)
@@ -264,7 +265,7 @@ def test_order_of_hosts_changes_no_route_and_the_same_input_gives_the_same_bytes
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(
     tight=st.sampled_from([ONE_LAYER, 0.5 * MIB]), layers=st.integers(2, 3), batch=st.integers(3, 8)
 )
@@ -343,7 +344,7 @@ def tiny(draw: st.DrawFn) -> Lab:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(tiny())
 def test_no_route_of_a_tiny_cluster_is_better_than_ours(lab: Lab) -> None:
     problem = problem_of(lab)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.planner.variety import FEW
+from tests.effort import examples
 from tests.unit.planner_lab import Chips, Lab
 from tests.unit.test_planner_properties import labs, plan_or_none
 
@@ -23,7 +24,7 @@ def allowed(lab: Lab) -> float:
     return EXACT if sum(chips.num_devices for chips in lab.chips) <= FEW else NEAR
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(labs())
 def test_one_more_device_never_makes_a_plan_slower(lab: Lab) -> None:
     if max(lab.rows) > lab.batch:
@@ -38,7 +39,7 @@ def test_one_more_device_never_makes_a_plan_slower(lab: Lab) -> None:
     assert after.split.cost.step_s <= before.split.cost.step_s * (1 + allowed(larger))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(labs(), st.sampled_from([2.0, 10.0]))
 def test_faster_links_never_make_a_plan_slower(lab: Lab, factor: float) -> None:
     if max(lab.rows) > lab.batch:

@@ -26,6 +26,7 @@ from hetrun.planner.shapes import ShapeMaker
 from hetrun.report.plan_page import to_page
 from hetrun.schedule import simulate_replica, step_cost
 from hetrun.schedule.modelled import modelled_timings
+from tests.effort import examples
 from tests.unit.planner_lab import FREE_LINKS, LINKS, MODEL, WHOLE, Chips, Lab, small_model
 
 ALL = PlanLimits(orders=tuple(Order), fractional=True)
@@ -190,7 +191,7 @@ def test_without_figures_of_the_weights_zero_bubble_is_not_offered() -> None:
     assert refined(problem, plain) is plain
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     speeds=st.lists(st.floats(0.5, 3), min_size=1, max_size=2),
     counts=st.lists(st.integers(1, 3), min_size=2, max_size=2),

@@ -15,6 +15,7 @@ from hetrun.planner import plan
 from hetrun.planner.check import check_split
 from hetrun.planner.recost import recost
 from hetrun.schedule import layers_of
+from tests.effort import examples
 from tests.unit.planner_lab import LINKS, WHOLE, Chips, Lab, small_model
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ def many(num_hosts: int) -> Facts:
     return replace(DEMO.facts, hosts=tuple(hosts))
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(3), deadline=None)
 @given(st.permutations(range(4)))
 def test_order_of_the_inventory_changes_nothing(order: list[int]) -> None:
     facts = many(4)
@@ -98,7 +99,7 @@ def plan_or_none(lab: Lab) -> Plan | None:
         return None if "GiB" in error.message and error.hint else pytest.fail(str(error))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(labs())
 def test_every_plan_is_whole_fits_and_costs_what_it_says(lab: Lab) -> None:
     if max(lab.rows) > lab.batch:
@@ -131,7 +132,7 @@ def test_every_plan_is_whole_fits_and_costs_what_it_says(lab: Lab) -> None:
         assert result.split.cost.step_s <= result.even_split.cost.step_s * (1 + 1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(labs())
 def test_more_memory_never_makes_a_plan_slower_than_the_bound_of_less(lab: Lab) -> None:
     if max(lab.rows) > lab.batch:

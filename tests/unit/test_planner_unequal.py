@@ -23,6 +23,7 @@ from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.recost import recost
 from hetrun.planner.search import search
 from hetrun.schedule.modelled import modelled_timings
+from tests.effort import examples
 from tests.unit import arch_configs as configs
 from tests.unit.planner_lab import LINKS, Chips, Lab, small_model
 
@@ -51,7 +52,7 @@ def model_of(runs: Sequence[LayerCount], vocab_size: int = 32) -> ModelSpec:
         embedding_parameters=vocab_size * base.hidden_size,
         head_parameters=base.hidden_size + vocab_size * base.hidden_size,
     )
-    return replace(base, family="odd", counts=counts)
+    return replace(base, family="odd", counts=counts, config='{"model_type": "odd"}')
 
 
 MODEL = model_of([layer(2, parameters=1, active=1, elements=1), layer(5, **SPARSE)])
@@ -178,7 +179,7 @@ def step_s(lab: Lab) -> float | None:
 
 
 @slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(labs())
 def test_every_plan_is_whole_fits_and_costs_what_it_says(lab: Lab) -> None:
     if step_s(lab) is None:
@@ -206,7 +207,7 @@ def test_every_plan_is_whole_fits_and_costs_what_it_says(lab: Lab) -> None:
 
 
 @slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(labs(), st.data())
 def test_one_more_device_or_a_faster_link_never_makes_it_worse(
     lab: Lab, data: st.DataObject

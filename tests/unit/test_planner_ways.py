@@ -19,6 +19,7 @@ from hetrun.planner.memory import Load, layer_bytes
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.recost import recost
 from hetrun.planner.shapes import Shape, ShapeMaker
+from tests.effort import examples
 from tests.unit.planner_lab import FREE_LINKS, LINKS, Chips, Lab, small_model
 from tests.unit.test_planner_properties import plan_or_none
 
@@ -174,7 +175,7 @@ def labs(draw: st.DrawFn) -> Lab:
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(labs())
 def test_every_such_plan_fits_and_costs_what_it_says(lab: Lab) -> None:
     result = plan_or_none(lab)
