@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class Outline:
         return f"{self.anatomy.unit_of(name.rpartition('.')[0])}.{name}"
 
 
+@lru_cache(maxsize=4)
 def outline(model: ModelSpec) -> Outline:
     """Find out what a model is made of, and check that it is what hetrun has counted.
 

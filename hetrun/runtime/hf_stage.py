@@ -194,6 +194,11 @@ class HfStage(Stage):
         args, kwargs = calls[0]
         return lambda y: _first(layer(y, *args, **kwargs))
 
+    def train(self, mode: bool = True) -> HfStage:
+        """Change nothing: what the model does in training alone (dropout, noise of routers) would depend on the plan."""
+        self.training = mode
+        return self
+
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:

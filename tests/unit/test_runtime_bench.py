@@ -14,7 +14,7 @@ import torch
 from hetrun.arch import layer_forward_flops
 from hetrun.errors import ConfigError, JobError, PreflightError
 from hetrun.model import Dtype, EmulatedChip, ModelSpec, Source
-from hetrun.runtime import bench, measure, process
+from hetrun.runtime import bench, measure, process, repeats
 from hetrun.runtime.bench import BenchDevice, BenchRequest, modelled, read_request
 from hetrun.schedule.shares import check_tp
 
@@ -35,8 +35,8 @@ def _loaded() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "WARM_UP", 1)
-    monkeypatch.setattr(measure, "MAX_REPEATS", 5)
+    monkeypatch.setattr(repeats, "WARM_UP", 1)
+    monkeypatch.setattr(repeats, "MAX_REPEATS", 5)
     monkeypatch.setattr(measure, "_MATMUL_SIZE", {"cpu": 32})
     monkeypatch.setattr(measure, "_COPY_BYTES", {"cpu": 1 << 12})
 
@@ -186,22 +186,22 @@ def test_layer_that_does_not_fit_names_the_knob(monkeypatch: pytest.MonkeyPatch)
 
 def test_figure_is_the_median_of_the_repeats_after_the_warm_up() -> None:
     durations: Iterator[float] = iter([9.0, 9.0, 9.0, 1.0, 5.0, 2.0, 2.0, 3.0])
-    result = measure.repeat(lambda: (next(durations), 1.0))
+    result = repeats.repeat(lambda: (next(durations), 1.0))
     assert result.medians_s == (2.0, 1.0)
     assert result.spread == pytest.approx((6.0 - 2.0) / 3.0)
     assert result.sums_s == (2.0, 6.0, 3.0, 3.0, 4.0)
 
 
 def test_quick_figures_take_few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(measure.repeat(lambda: (1.0,), quick=True).sums_s) == measure.MIN_QUICK_REPEATS
-    short = measure.repeat(lambda: (1e-6,), quick=True)
-    assert len(short.sums_s) == measure.MAX_QUICK_REPEATS
+    assert len(repeats.repeat(lambda: (1.0,), quick=True).sums_s) == repeats.MIN_QUICK_REPEATS
+    short = repeats.repeat(lambda: (1e-6,), quick=True)
+    assert len(short.sums_s) == repeats.MAX_QUICK_REPEATS
 
 
 def test_repeats_that_slow_down_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     durations = iter([1.0] * 3 + [1.0 + number / 20 for number in range(30)])
     chip = measure.Bench(REQUEST, torch.device("cpu"))
-    monkeypatch.setattr(measure, "BUDGET_S", 99.0)
+    monkeypatch.setattr(repeats, "BUDGET_S", 99.0)
     chip._repeat("layer of 4 rows", lambda: (next(durations),))
     assert chip.findings == [
         "layer of 4 rows: repeats got 1.82 times as slow while measuring; throttled?"

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from hetrun.model import Dtype, ModelSpec
-from hetrun.runtime import export_hf
 from hetrun.runtime.checkpoint_files import BadCheckpointError
 from hetrun.runtime.export_hf import export, main
+from hetrun.runtime.hf_names import llama_names
 from tests.unit.checkpoint_lab import (
     MODEL,
     SEQ_LEN,
@@ -88,7 +88,7 @@ def test_folders_of_different_saves_are_not_joined(tmp_path: Path) -> None:
 
 def test_every_parameter_has_a_name_there() -> None:
     for model in (MODEL, TIED):
-        assert set(export_hf.hf_names(model)) == set(tensors_of(whole_stage(model)))
+        assert set(llama_names(model)) == set(tensors_of(whole_stage(model)))
 
 
 @pytest.mark.parametrize("arguments", [[], ["only-one"], ["no-such-folder", "out"]])
