@@ -7,6 +7,7 @@ share of the layers matches its speed; the boundary layer lives on both neighbou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import floor
 
@@ -16,6 +17,16 @@ GOLDEN = 0.618  # spreads the fractions of consecutive microbatches evenly
 def cut_at(boundary: float, microbatch: int) -> int:
     """Return the first layer behind a real boundary, for one microbatch."""
     return floor(boundary + (GOLDEN * microbatch) % 1.0)
+
+
+def cuts_at(boundary: float, num_microbatches: int) -> list[int]:
+    """Return `cut_at` of microbatches 0 to the last."""
+    return [floor(boundary + phase) for phase in _phases(num_microbatches)]
+
+
+@lru_cache(maxsize=4)
+def _phases(num_microbatches: int) -> tuple[float, ...]:
+    return tuple((GOLDEN * microbatch) % 1.0 for microbatch in range(num_microbatches))
 
 
 def layers_at(boundaries: Sequence[float], num_layers: int, microbatch: int) -> tuple[int, ...]:

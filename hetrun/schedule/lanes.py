@@ -15,17 +15,16 @@ nothing else before it and may run it. What ends up simultaneous but for roundin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from math import inf
 
 from hetrun.model import Order
+from hetrun.schedule.rules import CLOSED, Clocks, Lane, Way, one_f_one_b, zero_bubble
 
-FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
 SAME = 1e-9  # of the mean action: arrivals that are later by less are there
-
-Entry = tuple[int, int, float, float]  # kind, place among the lane's microbatches, start, end
+CLEAR = 1000  # times that: what takes longer is later in spite of all rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,72 +69,8 @@ def lane_windows(lanes: Sequence[int]) -> tuple[int, ...]:
     return tuple(windows)
 
 
-class Lane:
-    """What one lane of a stage has done and what has arrived there."""
-
-    __slots__ = (
-        "backwards",
-        "down",
-        "end_s",
-        "forwards",
-        "gradients",
-        "idle",
-        "inputs",
-        "kinds",
-        "most_held",
-        "number",
-        "peak",
-        "place",
-        "seconds",
-        "send_back_s",
-        "send_s",
-        "stage",
-        "starts",
-        "step",
-        "up",
-        "weights",
-        "window",
-    )
-
-    def __init__(self, stage: int, number: int, work: StageWork) -> None:
-        mine = slice(number, None, work.lanes)
-        self.stage = stage
-        self.number = number
-        self.step = work.lanes
-        self.window = work.window
-        self.most_held = work.most_held
-        self.send_s = work.send_s
-        self.send_back_s = 0.0
-        self.seconds = (work.forward_s[mine], work.backward_s[mine], work.weights_s[mine])
-        count = len(self.seconds[FORWARD])
-        self.inputs = [inf] * (count + 1)  # arrivals by place; one beyond the last never comes
-        self.gradients = [inf] * (count + 1)
-        self.forwards = self.backwards = self.weights = 0  # done
-        self.idle = True
-        self.peak = 0
-        self.end_s = 0.0
-        self.kinds: list[int] = []  # of its actions, in order
-        self.starts: list[float] = []
-        self.place = 0  # among all lanes
-        self.down: list[Lane] = []  # lanes of the next stage
-        self.up: list[Lane] = []
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield its actions in order."""
-        places = [0, 0, 0]
-        for kind, start_s in zip(self.kinds, self.starts, strict=True):
-            place = places[kind]
-            places[kind] = place + 1
-            yield kind, place, start_s, start_s + self.seconds[kind][place]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all of its microbatches are through."""
-        return min(self.forwards, self.backwards, self.weights) == len(self.inputs) - 1
-
-
 class Lanes:
-    """The lanes of all stages, and when each wakes up next."""
+    """The lanes of all stages, and when each is to be asked next."""
 
     def __init__(self, stages: Sequence[StageWork], order: Order) -> None:
         """Put all lanes at the start.
@@ -145,24 +80,21 @@ class Lanes:
         """
         if not stages or len({len(stage.forward_s) for stage in stages}) != 1:
             raise ValueError("pipeline: need stages with equally many microbatches")
-        self.splits = order is Order.ZERO_BUBBLE
-        by_stage = [
-            [Lane(index, number, work) for number in range(work.lanes)]
-            for index, work in enumerate(stages)
-        ]
-        for before, after in pairwise(by_stage):
-            for lane in before:
-                lane.down = after
-            for lane in after:
-                lane.up, lane.send_back_s = before, before[0].send_s
-        for lane in by_stage[0]:
-            lane.inputs[:-1] = [0.0] * (len(lane.inputs) - 1)
-        self.lanes = [lane for held in by_stage for lane in held]
-        for place, lane in enumerate(self.lanes):
-            lane.place = place
-        self.wake = [0.0 if lane.stage == 0 else inf for lane in self.lanes]
+        splits = order is Order.ZERO_BUBBLE
+        self.kinds = 3 if splits else 2  # actions of a microbatch on a stage
+        self.count = len(stages[0].forward_s)
         work_s = sum(sum(stage.forward_s) + sum(stage.backward_s) for stage in stages)
-        self.slack_s = SAME * work_s / (2 * len(stages) * len(stages[0].forward_s))
+        slack_s = SAME * work_s / (2 * len(stages) * self.count)
+        soonest_s = _soonest(stages)
+        ahead = min(map(min, soonest_s)) > CLEAR * slack_s
+        self.lanes = _joined(stages, soonest_s if ahead else [(inf, inf)] * len(stages))
+        self.wake = [inf if lane.stage else 0.0 for lane in self.lanes]
+        self.waits = [inf if lane.stage else -inf for lane in self.lanes]
+        clocks = Clocks(wake=self.wake, waits=self.waits, slack_s=slack_s, ahead=ahead)
+        rules = [(zero_bubble if splits else one_f_one_b)(lane, clocks) for lane in self.lanes]
+        for rule in rules:
+            next(rule)
+        self.asks = [rule.send for rule in rules]
 
     def play(self) -> None:
         """Play to the end.
@@ -170,67 +102,68 @@ class Lanes:
         Raises:
             ValueError: some lane never got what it waits for.
         """
-        wake, lanes, act = self.wake, self.lanes, self.act
+        wake, asks = self.wake, self.asks
         now_s = min(wake)
-        while now_s < inf:
+        while now_s < CLOSED:
             place = wake.index(now_s)
-            wake[place] = act(lanes[place], now_s)
+            wake[place] = asks[place](now_s)
             now_s = min(wake)
-        left = [lane.place for lane in lanes if not lane.is_done]
+        self.check_done()
+
+    def check_done(self) -> None:
+        """Check that all microbatches are through.
+
+        Raises:
+            ValueError: some lane never got what it waits for.
+        """
+        left = [
+            lane.place
+            for lane in self.lanes
+            if len(lane.kinds) != self.kinds * len(range(lane.number, self.count, lane.step))
+        ]
         if left:
             raise ValueError(f"pipeline stalls: lanes {left} wait for ever")
 
-    def act(self, lane: Lane, now_s: float) -> float:
-        """Let a free lane do the first thing it can; return when it is to be asked again."""
-        forwards, backwards, weights = lane.forwards, lane.backwards, lane.weights
-        until_s = now_s + self.slack_s
-        gradient_s = lane.gradients[backwards]
-        room = forwards - backwards < lane.window and forwards - weights < lane.most_held
-        input_s = lane.inputs[forwards] if room else inf
-        lane.idle = False
-        if gradient_s <= until_s and (self.splits or input_s > until_s):
-            return self._backward(lane, backwards, gradient_s if gradient_s > now_s else now_s)
-        if input_s <= until_s:
-            return self._forward(lane, forwards, input_s if input_s > now_s else now_s)
-        if weights < backwards:
-            lane.end_s = end_s = now_s + lane.seconds[WEIGHTS][weights]
-            lane.kinds.append(WEIGHTS)
-            lane.starts.append(now_s)
-            lane.weights = weights + 1
-            return end_s
-        lane.idle = True
-        return gradient_s if gradient_s < input_s else input_s
 
-    def _forward(self, lane: Lane, place: int, start_s: float) -> float:
-        """Run a forward and send its output on; the last stage turns round at once."""
-        lane.end_s = end_s = start_s + lane.seconds[FORWARD][place]
-        lane.kinds.append(FORWARD)
-        lane.starts.append(start_s)
-        lane.forwards = place + 1
-        if place + 1 - lane.weights > lane.peak:
-            lane.peak = place + 1 - lane.weights
-        if lane.down:
-            there, number = divmod(place * lane.step + lane.number, len(lane.down))
-            other = lane.down[number]
-            other.inputs[there] = arrives_s = end_s + lane.send_s
-            if other.idle and arrives_s < self.wake[other.place]:
-                self.wake[other.place] = arrives_s
-        else:
-            lane.gradients[place] = end_s
-        return end_s
+def _soonest(stages: Sequence[StageWork]) -> list[tuple[float, float]]:
+    """Return, per stage, the shortest time from the begin of an action of a neighbour to its input or gradient here."""
+    inputs = [inf, *(min(stage.forward_s) + stage.send_s for stage in stages[:-1])]
+    backs = zip(stages[1:], stages, strict=False)
+    gradients = [min(after.backward_s) + stage.send_s for after, stage in backs]
+    return list(zip(inputs, [*gradients, inf], strict=True))
 
-    def _backward(self, lane: Lane, place: int, start_s: float) -> float:
-        """Run a backward and send its gradient back."""
-        lane.end_s = end_s = start_s + lane.seconds[BACKWARD][place]
-        lane.kinds.append(BACKWARD)
-        lane.starts.append(start_s)
-        lane.backwards = place + 1
-        if not self.splits:
-            lane.weights = place + 1
-        if lane.up:
-            there, number = divmod(place * lane.step + lane.number, len(lane.up))
-            other = lane.up[number]
-            other.gradients[there] = arrives_s = end_s + lane.send_back_s
-            if other.idle and arrives_s < self.wake[other.place]:
-                self.wake[other.place] = arrives_s
-        return end_s
+
+def _joined(
+    stages: Sequence[StageWork], soonest_s: Sequence[tuple[float, float]]
+) -> tuple[Lane, ...]:
+    """Return the lanes of all stages, each with the lists in which its neighbours put what arrives."""
+    count, last = len(stages[0].forward_s), len(stages) - 1
+    never = [[inf] * (count + stage.lanes) for stage in stages]  # beyond the last nothing comes
+    gradients = [list(own) for own in never]
+    inputs = [[0.0] * count + [inf] * stages[0].lanes, *never[1:]]
+    places = list(accumulate((stage.lanes for stage in stages), initial=0))
+    lanes = []
+    for index, work in enumerate(stages):
+        below, above = min(index + 1, last), max(index - 1, 0)
+        turn = gradients[index] if index == last else inputs[below]  # the last stage turns round
+        home = gradients[above] if index else never[0]  # looked at by nobody
+        for number in range(work.lanes):
+            lane = Lane(
+                stage=index,
+                number=number,
+                step=work.lanes,
+                place=places[index] + number,
+                work=(work.forward_s, work.backward_s, work.weights_s),
+                window=work.window,
+                most_held=work.most_held,
+                inputs=inputs[index],
+                gradients=gradients[index],
+                down=Way(turn, places[below], stages[below].lanes, work.send_s * (index < last)),
+                up=Way(
+                    home, places[above], stages[above].lanes, stages[above].send_s * (index > 0)
+                ),
+                soonest_input_s=soonest_s[index][0],
+                soonest_gradient_s=soonest_s[index][1],
+            )
+            lanes.append(lane)
+    return tuple(lanes)

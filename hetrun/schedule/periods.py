@@ -1,23 +1,24 @@
 """Ends of the lanes without a record, where all microbatches of a stage are alike: what only repeats is skipped.
 
 Once all lanes stand as they stood some microbatches ago, but for a shift of all clocks, they go on doing so until the
-first stage runs out of microbatches.
+first stage runs out of microbatches. So it is given fewer, and what that saved is added to all ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, lcm
 
-from hetrun.schedule.lanes import Lane, Lanes
+from hetrun.schedule.lanes import Lanes
+from hetrun.schedule.rules import CLOSED
 
 _SAME = 1e-13  # shifts that differ by less, relative to the clock, differ by rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """All that what follows depends on, seen from microbatch `done` of the first stage and from `now_s`."""
+    """All that what follows depends on, seen from the first lane's backward `done` and from `now_s`."""
 
     done: int
     now_s: float
@@ -29,90 +30,72 @@ def play_skipping(lanes: Lanes) -> None:
     """Play to the end without a record; only `Lane.end_s` is to be read afterwards.
 
     Raises:
-        ValueError: a stage has several lanes, or microbatches that differ.
+        ValueError: microbatches differ, or some lane never got what it waits for.
     """
-    if any(lane.step > 1 for lane in lanes.lanes) or not all(map(_is_uniform, lanes.lanes)):
-        raise ValueError(
-            "pipeline: periods need one lane per stage and microbatches that are alike"
-        )
-    head, size = lanes.lanes[0], len(lanes.lanes)
+    if any(len(set(seconds)) > 1 for lane in lanes.lanes for seconds in lane.work):
+        raise ValueError("pipeline: periods need microbatches that are alike")
+    longest = len(lanes.lanes) * lcm(*(lane.step for lane in lanes.lanes))
+    head, wake, asks = lanes.lanes[0], lanes.wake, lanes.asks
     states: list[_State] = []
-    next_check = 2 * size
-    seen = 0
-    now_s = min(lanes.wake)
-    while now_s < inf:
-        place = lanes.wake.index(now_s)
-        lane = lanes.lanes[place]
-        lanes.wake[place] = lanes.act(lane, now_s)
-        done = head.backwards
+    next_check = 2 * longest
+    seen, skipped_s = 0, 0.0
+    now_s = min(wake)
+    while now_s < CLOSED:
+        place = wake.index(now_s)
+        wake[place] = asks[place](now_s)
+        done = head.next[1]
         if done != seen:
             seen = done
-            if done >= next_check - size:
+            if done >= next_check - longest:
                 states.append(_state(lanes, done, now_s))
             if done >= next_check:
-                _skip(lanes, states)
+                skipped_s += _skip(lanes, states)
                 states = []
-                seen = head.backwards
-                next_check = seen + 2 * size
-        now_s = min(lanes.wake)
-
-
-def _is_uniform(lane: Lane) -> bool:
-    return all(len(set(seconds)) == 1 for seconds in lane.seconds)
+                next_check = done + 2 * longest
+        now_s = min(wake)
+    lanes.check_done()
+    for lane in lanes.lanes:
+        lane.end_s += skipped_s
 
 
 def _state(lanes: Lanes, done: int, now_s: float) -> _State:
     counts: list[int] = []
     times: list[float] = []
-    for lane, wake_s in zip(lanes.lanes, lanes.wake, strict=True):
-        counts += [lane.forwards - done, lane.backwards - done, lane.weights - done, lane.idle]
+    for lane, wake_s, waits_s in zip(lanes.lanes, lanes.wake, lanes.waits, strict=True):
+        counts += [*(microbatch - done for microbatch in lane.next), waits_s > -inf]
         times.append(wake_s - now_s)
-        for arrivals in _waiting(lane):
+        forward, backward, _ = lane.next
+        inputs = _known(lane.inputs, forward, lane.step) if lane.stage else []
+        for arrivals in (inputs, _known(lane.gradients, backward, lane.step)):
             counts.append(len(arrivals))
             times += [time_s - now_s for time_s in arrivals]
     return _State(done=done, now_s=now_s, counts=tuple(counts), times_s=tuple(times))
 
 
-def _waiting(lane: Lane) -> tuple[list[float], list[float]]:
-    """Return the inputs and gradients that have come, or are on their way, and are not used yet."""
-    inputs = [] if lane.stage == 0 else _known(lane.inputs, lane.forwards)
-    return inputs, _known(lane.gradients, lane.backwards)
-
-
-def _known(arrivals: Sequence[float], place: int) -> list[float]:
-    end = place
+def _known(arrivals: Sequence[float], begin: int, step: int) -> list[float]:
+    """Return the arrivals of a lane that are known and not used yet."""
+    end = begin
     while arrivals[end] < inf:
-        end += 1
-    return list(arrivals[place:end])
+        end += step
+    return list(arrivals[begin:end:step])
 
 
-def _skip(lanes: Lanes, states: Sequence[_State]) -> None:
-    """Move all lanes on by as many whole periods as the first stage has microbatches for, if there is a period."""
+def _skip(lanes: Lanes, states: Sequence[_State]) -> float:
+    """Leave out as many whole periods as the first stage has microbatches for, if there is one; return their seconds."""
     now = states[-1]
+    slack_s = _SAME * now.now_s
     for before in reversed(states[:-1]):
-        slack_s = _SAME * now.now_s
         if now.counts == before.counts and all(
             a == b or abs(a - b) <= slack_s
             for a, b in zip(now.times_s, before.times_s, strict=True)
         ):
             period = now.done - before.done
-            head = lanes.lanes[0]
-            times = (len(head.inputs) - 2 - head.forwards) // period
+            first = [lane for lane in lanes.lanes if lane.stage == 0]
+            times = (lanes.count - 1 - max(lane.next[0] for lane in first)) // period
             if times > 0:
-                _move(lanes, times * period, times * (now.now_s - before.now_s))
-            return
-
-
-def _move(lanes: Lanes, microbatches: int, shift_s: float) -> None:
-    """Let so many microbatches be done and so much time be past."""
-    for place, lane in enumerate(lanes.lanes):
-        inputs, gradients = _waiting(lane)
-        lane.forwards += microbatches
-        lane.backwards += microbatches
-        lane.weights += microbatches
-        lanes.wake[place] += shift_s
-        begin = lane.forwards
-        if lane.stage:
-            lane.inputs[begin : begin + len(inputs)] = [s + shift_s for s in inputs]
-        begin = lane.backwards
-        lane.gradients[begin : begin + len(gradients)] = [s + shift_s for s in gradients]
+                lanes.count -= times * period
+                inputs = first[0].inputs
+                inputs[lanes.count :] = [inf] * (len(inputs) - lanes.count)
+                return times * (now.now_s - before.now_s)
+            break
+    return 0.0

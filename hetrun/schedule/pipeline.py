@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 _SAME = 1e-13  # shifts that differ by less, relative to the clock, differ by rounding
 
@@ -39,8 +40,7 @@ class StageTimes:
             raise ValueError(f"{self}: window needs at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class TimedAction:
+class TimedAction(NamedTuple):
     """One action on one microbatch, in seconds from the start of the step."""
 
     kind: ActionKind

@@ -11,8 +11,8 @@ from itertools import groupby, pairwise
 from operator import sub
 
 from hetrun.model import Order, ReplicaPlan, StagePlan
-from hetrun.schedule.cuts import cut_at
-from hetrun.schedule.lanes import Lane, Lanes, StageWork
+from hetrun.schedule.cuts import cut_at, cuts_at
+from hetrun.schedule.lanes import Lanes, StageWork
 from hetrun.schedule.periods import play_skipping
 from hetrun.schedule.pipeline import (
     ActionKind,
@@ -21,8 +21,9 @@ from hetrun.schedule.pipeline import (
     pipeline_ends,
     simulate_pipeline,
 )
+from hetrun.schedule.rules import Lane
 
-_KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS)  # as `lanes.py` numbers them
+_KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS)  # as `rules.py` numbers them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ def replica_ends(replica: ReplicaPlan) -> tuple[tuple[float, ...], ...]:
         ends = pipeline_ends(_stage_times(replica), replica.num_microbatches)
         return tuple((end_s,) for end_s in ends)
     lanes = Lanes(stage_works(replica), replica.order)
-    if replica.cuts or any(stage.lanes > 1 for stage in replica.stages):
+    if replica.cuts:
         lanes.play()
     else:
         play_skipping(lanes)
@@ -123,7 +124,7 @@ def _passes(replica: ReplicaPlan) -> list[list[int]]:
         return [[stage.num_layers] * count for stage in replica.stages]
     last = replica.stages[-1]
     edges = [[0] * count]
-    edges += [[cut_at(cut, microbatch) for microbatch in range(count)] for cut in replica.cuts]
+    edges += [cuts_at(cut, count) for cut in replica.cuts]
     edges.append([last.first_layer + last.num_layers] * count)
     return [list(map(sub, ends, firsts)) for firsts, ends in pairwise(edges)]
 
@@ -139,12 +140,11 @@ def _event_lanes(replica: ReplicaPlan) -> tuple[tuple[LaneRun, ...], ...]:
 
 
 def _lane_run(lane: Lane) -> LaneRun:
-    """Return the record of a lane with the microbatches as the replica numbers them."""
-    number, step = lane.number, lane.step
+    """Return the record of a lane."""
     return LaneRun(
         actions=tuple(
-            TimedAction(_KINDS[kind], place * step + number, start_s, end_s)
-            for kind, place, start_s, end_s in lane.entries()
+            TimedAction(_KINDS[kind], microbatch, start_s, end_s)
+            for kind, microbatch, start_s, end_s in lane.entries()
         ),
         end_s=lane.end_s,
         peak_activations=lane.peak,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -13,16 +14,9 @@ from hypothesis import strategies as st
 from hetrun.model import Order
 from hetrun.schedule import StageTimes, steady_cycle_s
 from hetrun.schedule.cuts import even_boundaries, layers_at
-from hetrun.schedule.lanes import (
-    BACKWARD,
-    FORWARD,
-    WEIGHTS,
-    Lane,
-    Lanes,
-    StageWork,
-    bounded_windows,
-)
+from hetrun.schedule.lanes import Lanes, StageWork, bounded_windows
 from hetrun.schedule.periods import play_skipping
+from hetrun.schedule.rules import BACKWARD, FORWARD, WEIGHTS, Lane
 
 NUM_LAYERS, EMBEDDING, HEAD = 24, 0.2, 1.0  # extras in layers
 ALL_LAYERS = NUM_LAYERS + EMBEDDING + HEAD
@@ -33,7 +27,7 @@ ZERO_BUBBLE, ONE_F_ONE_B = Order.ZERO_BUBBLE, Order.ONE_F_ONE_B
 def played(stages: Sequence[StageWork], order: Order = ZERO_BUBBLE) -> list[Lane]:
     lanes = Lanes(stages, order)
     lanes.play()
-    return lanes.lanes
+    return list(lanes.lanes)
 
 
 def end_of(lanes: Sequence[Lane]) -> float:
@@ -163,9 +157,9 @@ def pipelines(draw: st.DrawFn) -> tuple[list[StageWork], Order]:
     """Random stages of up to four lanes with any windows, zero durations and links among them."""
     count, size = draw(st.integers(1, 14)), draw(st.integers(1, 5))
     order = draw(st.sampled_from(Order))
-    seconds = st.lists(
-        st.one_of(st.just(0.0), st.floats(0.1, 3)), min_size=count, max_size=count
-    ).map(tuple)
+    times = [st.one_of(st.just(0.0), st.floats(0.1, 3)), st.floats(0.1, 3), st.floats(1, 1.2)]
+    one = times[draw(st.integers(0, 2))]  # only without zeros do lanes act on
+    seconds = st.lists(one, min_size=count, max_size=count).map(tuple)
     stages = []
     for _ in range(size):
         window = draw(st.integers(1, 6))
@@ -191,24 +185,83 @@ def test_every_run_does_all_in_order_and_keeps_its_bounds(
     stages, order = pipeline
     lanes = played(stages, order)
     for lane in lanes:
-        count, entries = len(lane.seconds[0]), list(lane.entries())
+        mine, entries = range(len(lane.work[0]))[lane.number :: lane.step], list(lane.entries())
         kinds = (FORWARD, BACKWARD, WEIGHTS) if order is ZERO_BUBBLE else (FORWARD, BACKWARD)
         for kind in kinds:
-            assert [entry[1] for entry in entries if entry[0] == kind] == list(range(count))
-        assert len(entries) == len(kinds) * count
+            assert [entry[1] for entry in entries if entry[0] == kind] == list(mine)
+        assert len(entries) == len(kinds) * len(mine)
         assert lane.peak <= (lane.most_held if order is ZERO_BUBBLE else lane.window)
-        assert lane.end_s >= sum(map(sum, lane.seconds)) * (1 - 1e-12)
+        assert lane.end_s >= sum(own[i] for own in lane.work for i in mine) * (1 - 1e-12)
         for before, after in pairwise(entries):
             assert before[3] <= after[2]
     check_arrivals(stages, lanes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pipelines())
+def test_lanes_that_act_on_do_what_lanes_asked_in_order_of_time_do(
+    pipeline: tuple[list[StageWork], Order],
+) -> None:
+    stages, order = pipeline
+    expected = asked_in_order(stages, splits=order is ZERO_BUBBLE)
+    for lane in played(stages, order):
+        assert list(lane.entries()) == expected[lane.stage, lane.number]
+
+
+Actions = dict[tuple[int, int], list[tuple[int, int, float, float]]]
+
+
+def asked_in_order(stages: Sequence[StageWork], *, splits: bool) -> Actions:
+    """The rules once more, one action per lane and moment: always the lane whose time is least, lists nowhere shared."""
+    count, last = len(stages[0].forward_s), len(stages) - 1
+    places = [(stage, lane) for stage, work in enumerate(stages) for lane in range(work.lanes)]
+    done: Actions = {place: [] for place in places}
+    arrived = {(0, FORWARD, i): 0.0 for i in range(count)}
+    work_s = sum(sum(work.forward_s) + sum(work.backward_s) for work in stages)
+    slack_s = 1e-9 * work_s / (2 * len(stages) * count)
+    free_s = dict.fromkeys(places, 0.0)
+    asked_s = 0.0
+    while asked_s < inf:
+        for stage, lane in places:
+            if free_s[stage, lane] > asked_s:
+                continue
+            work, own = stages[stage], done[stage, lane]
+            numbers = [sum(entry[0] == kind for entry in own) for kind in range(3)]
+            f, b, w = (lane + number * work.lanes for number in numbers)
+            room = numbers[0] - numbers[1] < work.window
+            if splits:
+                room = room and numbers[0] - numbers[2] < work.most_held
+            can_f = room and arrived.get((stage, FORWARD, f), inf) <= asked_s + slack_s
+            can_b = arrived.get((stage, BACKWARD, b), inf) <= asked_s + slack_s
+            if can_b and (splits or not can_f):
+                kind, i, seconds = BACKWARD, b, work.backward_s
+            elif can_f:
+                kind, i, seconds = FORWARD, f, work.forward_s
+            elif splits and w < b:
+                kind, i, seconds = WEIGHTS, w, work.weights_s
+            else:
+                continue
+            start_s = max(asked_s, arrived.get((stage, kind, i), 0.0))
+            free_s[stage, lane] = end_s = start_s + seconds[i]
+            own.append((kind, i, start_s, end_s))
+            if kind == FORWARD:
+                there = (stage + 1, FORWARD, i) if stage < last else (stage, BACKWARD, i)
+                arrived[there] = end_s + work.send_s * (stage < last)
+            elif kind == BACKWARD and stage:
+                arrived[stage - 1, BACKWARD, i] = end_s + stages[stage - 1].send_s
+            break  # this may have woken a lane before it
+        else:
+            times = [*free_s.values(), *arrived.values()]
+            asked_s = min((time_s for time_s in times if time_s > asked_s), default=inf)
+    return done
 
 
 def check_arrivals(stages: Sequence[StageWork], lanes: Sequence[Lane]) -> None:
     """No action before its input, W after B, and never more ahead than the bounds."""
     at = {}
     for lane in lanes:
-        for kind, place, start_s, end_s in lane.entries():
-            at[lane.stage, kind, place * lane.step + lane.number] = (start_s, end_s)
+        for kind, i, start_s, end_s in lane.entries():
+            at[lane.stage, kind, i] = (start_s, end_s)
     for (stage, kind, i), (start_s, _) in at.items():
         if kind == FORWARD and stage:
             assert start_s >= at[stage - 1, FORWARD, i][1] + stages[stage - 1].send_s
@@ -253,8 +306,9 @@ def test_bad_pipelines_are_refused() -> None:
 
 @st.composite
 def uniform_pipelines(draw: st.DrawFn) -> list[StageWork]:
-    """Stages of one lane whose microbatches are alike, in zero bubble, long enough for periods."""
+    """Stages whose microbatches are alike, in zero bubble, half of them with lanes, long enough for periods."""
     size, count = draw(st.integers(1, 5)), draw(st.integers(20, 120))
+    lanes = st.integers(1, 3) if draw(st.booleans()) else st.just(1)
     tick = st.integers(0, 12).map(lambda n: n / 4)  # ties are likely
     seconds = st.one_of(tick, st.floats(0.1, 3))
     stages = []
@@ -268,6 +322,7 @@ def uniform_pipelines(draw: st.DrawFn) -> list[StageWork]:
                 send_s=draw(st.one_of(st.just(0.0), st.floats(0, 1))),
                 window=window,
                 most_held=window + draw(st.integers(0, 2)),
+                lanes=draw(lanes),
             )
         )
     return stages
@@ -290,6 +345,15 @@ def test_a_long_pipeline_of_equal_microbatches_is_skipped_through() -> None:
     assert end_of(lanes.lanes) == pytest.approx(end_of(slow), rel=1e-12)
 
 
+def test_a_long_route_of_lanes_is_skipped_through() -> None:
+    stages = constant([(3.0, 6.0, 0.0), (1.0, 2.0, 0.0), (2.0, 4.0, 0.0)], 3000, send_s=0.1)
+    route = [replace(own, lanes=n) for own, n in zip(stages, (3, 1, 2), strict=True)]
+    lanes = Lanes(route, ONE_F_ONE_B)
+    play_skipping(lanes)
+    assert sum(len(lane.kinds) for lane in lanes.lanes) < 3 * 2 * 300
+    assert end_of(lanes.lanes) == pytest.approx(end_of(played(route, ONE_F_ONE_B)), rel=1e-12)
+
+
 def test_periods_are_not_looked_for_where_microbatches_differ() -> None:
     good = constant([(1, 1, 1)] * 2, 4)
     with pytest.raises(ValueError, match="alike"):
@@ -304,4 +368,4 @@ def test_1f1b_takes_a_forward_first_and_zero_bubble_a_backward(
     order: Order, weights_s: float, actions: str
 ) -> None:
     (lane,) = played([replace(constant([(1, 1, weights_s)], 3)[0], window=2, most_held=3)], order)
-    assert " ".join(f"{'FBW'[kind]}{place}" for kind, place, *_ in lane.entries()) == actions
+    assert " ".join(f"{'FBW'[kind]}{i}" for kind, i, *_ in lane.entries()) == actions
