@@ -32,16 +32,15 @@ class Box:
             tensor = tensor.narrow(dim, start, end - start)
         return tensor
 
-    def inside(self, outer: Box) -> Box:
-        """Where the common part of both lies in a tensor that holds `outer` only.
+    def common(self, other: Box) -> Box:
+        """What both have, of two parts of one tensor that overlap."""
+        pairs = zip(self.ranges, other.ranges, strict=True)
+        return Box(tuple((max(a, c), min(b, d)) for (a, b), (c, d) in pairs), self.whole)
 
-        Empty (`overlaps` is false) where they have none.
-        """
-        ranges = []
-        for (start, end), (begin, stop) in zip(self.ranges, outer.ranges, strict=True):
-            first = max(start, begin)
-            ranges.append((first - begin, max(first, min(end, stop)) - begin))
-        return Box(tuple(ranges), outer.shape)
+    def inside(self, outer: Box) -> Box:
+        """Where it lies in a tensor that holds `outer` only, which contains it."""
+        pairs = zip(self.ranges, outer.ranges, strict=True)
+        return Box(tuple((a - begin, b - begin) for (a, b), (begin, _) in pairs), outer.shape)
 
     def overlaps(self, other: Box) -> bool:
         """Whether they have an element in common; a tensor of no dim has one."""
@@ -52,6 +51,24 @@ class Box:
         """Whether all of another part of the same tensor lies in this one."""
         pairs = zip(self.ranges, other.ranges, strict=True)
         return all(start <= begin and stop <= end for (start, end), (begin, stop) in pairs)
+
+    def numbers(self) -> list[list[int]]:
+        """[start, end, size of the whole] along every dim, for JSON."""
+        pairs = zip(self.ranges, self.whole, strict=True)
+        return [[start, end, size] for (start, end), size in pairs]
+
+
+def box_of(numbers: Iterable[Sequence[int]]) -> Box:
+    """The box that says these numbers of itself.
+
+    Raises:
+        ValueError: they are those of no box.
+    """
+    known = [(start, end, size) for start, end, size in numbers]
+    if not all(0 <= start <= end <= size for start, end, size in known):
+        raise ValueError(f"no part of a tensor: {known}")
+    ranges = tuple((start, end) for start, end, _ in known)
+    return Box(ranges, tuple(size for *_, size in known))
 
 
 def whole_box(shape: Sequence[int]) -> Box:
@@ -68,7 +85,7 @@ def box_along(shape: Sequence[int], dim: int, start: int, end: int) -> Box:
 
 def covers(boxes: Iterable[Box], wanted: Box) -> bool:
     """Whether these boxes of one tensor make up another one of it; they may overlap."""
-    parts = [box for box in boxes if box.overlaps(wanted)]
+    parts = [box for box in boxes if box.whole == wanted.whole and box.overlaps(wanted)]
     if any(box.contains(wanted) for box in parts):
         return True
     edges = []

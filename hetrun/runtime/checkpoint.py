@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
 
 from hetrun.model import (
     CheckpointEvent,
@@ -27,7 +25,8 @@ from hetrun.model import (
 )
 from hetrun.runtime import checkpoint_files as files
 from hetrun.runtime.checkpoint_exchange import Exchange
-from hetrun.runtime.state import State, first_holders, held_units
+from hetrun.runtime.state import Saved, State, entries, first_holders, held_units
+from hetrun.schedule.portions import lanes_by_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +101,7 @@ class Checkpoints:
         if (last or done % self._spec.every_steps == 0) and done > self._started:
             start_s = time.monotonic()
             self._finish(write)
-            tensors = self._state.copy(self._domain.units[self._rank])
+            saved = self._state.copy(self._domain.units[self._rank])
             blocked_s = time.monotonic() - start_s
             index = replace(
                 self._about,
@@ -111,7 +110,7 @@ class Checkpoints:
                 learning_rate=learning_rate,
             )
             self._started = done
-            self._running = self._thread.submit(self._save, tensors, index, blocked_s)
+            self._running = self._thread.submit(self._save, saved, index, blocked_s)
         if last:
             self._finish(write)
 
@@ -138,17 +137,17 @@ class Checkpoints:
                 WarningEvent(rank=self._rank, wall_s=time.time(), step=saved.step, message=message)
             )
 
-    def _save(
-        self, tensors: Mapping[str, Tensor], index: CheckpointIndex, blocked_s: float
-    ) -> _Saved:
+    def _save(self, saved: Sequence[Saved], index: CheckpointIndex, blocked_s: float) -> _Saved:
         """Runs in the thread: write, agree, commit, agree, clean up."""
         start_s = time.monotonic()
         part = self._folder / f"{files.folder_name(index.step)}.tmp"
         size, failure = 0, ""
         try:
-            if tensors:
+            if saved:
                 part.mkdir(parents=True, exist_ok=True)
-                size = files.write_shard(part / files.shard_name(self._rank), tensors)
+                tensors, parts = entries(saved)
+                path = part / files.shard_name(self._rank)
+                size = files.write_shard(path, tensors, files.metadata_of(parts))
         except OSError as error:
             failure = _words(part, error)
         said = self._exchange.all_say([size, failure])
@@ -199,7 +198,8 @@ def domain_of(plan: Plan, spec: CheckpointSpec, rank: int) -> Domain:
     ranks: dict[str, list[int]] = {}
     for other in plan.split.ranks:
         ranks.setdefault("" if spec.shared else other.host, []).append(other.rank)
-    units = first_holders(held_units(plan), ranks.values())
+    lanes = lanes_by_rank(plan.split.replicas)
+    units = first_holders(held_units(plan), ranks.values(), lanes)
     (mine,) = (members for members in ranks.values() if rank in members)
     return Domain(ranks=tuple(mine), units=tuple(units))
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hetrun.errors import ConfigError, StorageError
 from hetrun.model import CheckpointIndex
+from hetrun.runtime.boxes import Box, box_of, covers, whole_box
 from hetrun.runtime.job import decode, read_json
 
 INDEX = "index.json"
@@ -33,7 +34,7 @@ DTYPES = {
     "F16": torch.float16,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_SLICES = "hetrun.slices"  # in the header's own metadata
+_PARTS = "hetrun.parts"  # in the header's own metadata
 _SHARD = re.compile(r"rank-\d{4,9}\.safetensors")
 _FOLDER = re.compile(r"step-(\d{1,10})")
 _MAX_HEADER = 1 << 28
@@ -43,26 +44,20 @@ class BadCheckpointError(ConfigError):
     """A file of a checkpoint is not what its format says, or does not fit the recipe."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Which part of a tensor a piece is: [start, end) of `size` along `dim`."""
-
-    dim: int
-    start: int
-    end: int
-    size: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Where the values of a tensor, or of a slice of it, lie."""
+    """Where the values of a tensor, or of a part of it, lie."""
 
     path: Path
     name: str
     dtype: torch.dtype
-    shape: tuple[int, ...]  # of what lies there
     offset: int  # in the file
-    slice: Slice | None  # None: all of the tensor
+    box: Box  # which part of the tensor lies there
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what lies there."""
+        return self.box.shape
 
     @property
     def num_bytes(self) -> int:
@@ -145,10 +140,10 @@ def remove_unfinished(folder: Path) -> None:
         remove_folder(path)
 
 
-def metadata_of(slices: Mapping[str, Slice]) -> dict[str, str]:
-    """Say in a header which of its entries are parts of a tensor."""
-    parts = {name: [s.dim, s.start, s.end, s.size] for name, s in sorted(slices.items())}
-    return {_SLICES: json.dumps(parts)} if parts else {}
+def metadata_of(parts: Mapping[str, tuple[str, Box]]) -> dict[str, str]:
+    """Say in a header which of its entries are parts, of which tensors."""
+    said = {entry: [name, box.numbers()] for entry, (name, box) in sorted(parts.items())}
+    return {_PARTS: json.dumps(said)} if said else {}
 
 
 def write_shard(
@@ -259,38 +254,29 @@ def read_pieces(folder: Path, index: CheckpointIndex) -> dict[str, list[Piece]]:
     return pieces
 
 
-def is_covered(slices: Iterable[Slice | None]) -> bool:
-    """Whether these parts make up a whole tensor."""
-    known = list(slices)
-    if None in known:
-        return True
-    reached = 0
-    size = None
-    for part in sorted((s for s in known if s is not None), key=lambda s: s.start):
-        if part.start > reached:
-            return False
-        reached, size = max(reached, part.end), part.size
-    return size is not None and reached >= size
+def assemble(pieces: Iterable[Piece], wanted: Box | None = None) -> Tensor:
+    """A tensor, or the part of it that is wanted, from pieces that make it up.
 
-
-def assemble(pieces: Iterable[Piece]) -> Tensor:
-    """Whole tensor from pieces that make it up."""
+    Raises:
+        BadCheckpointError: they do not, or are of tensors of another shape.
+        StorageError: a file is gone or shorter than it says.
+    """
     known = list(pieces)
-    for piece in known:
-        if piece.slice is None:
-            return piece.read()
     first = known[0]
-    if first.slice is None or not is_covered(piece.slice for piece in known):
-        raise BadCheckpointError(f"{first.path}: parts of {first.name} are missing")
-    shape = list(first.shape)
-    shape[first.slice.dim] = first.slice.size
-    whole = torch.empty(shape, dtype=first.dtype)
+    box = wanted or whole_box(first.box.whole)
+    if not covers((piece.box for piece in known), box):
+        raise BadCheckpointError(
+            f"{first.path}: parts of {first.name} {list(box.ranges)} are missing"
+        )
     for piece in known:
-        part = piece.slice
-        if part is None or part.dim != first.slice.dim:
-            raise BadCheckpointError(f"{piece.path}: {piece.name} is cut in two ways")
-        whole.narrow(part.dim, part.start, part.end - part.start).copy_(piece.read())
-    return whole
+        if piece.box == box:
+            return piece.read()
+    result = torch.empty(box.shape, dtype=first.dtype)
+    for piece in known:
+        if piece.box.whole == box.whole and piece.box.overlaps(box):
+            part = box.common(piece.box)
+            part.inside(box).of(result).copy_(part.inside(piece.box).of(piece.read()))
+    return result
 
 
 def memory_of(tensor: Tensor) -> memoryview:
@@ -325,27 +311,24 @@ def _write(file: BinaryIO, data: memoryview) -> None:
 def _pieces(path: Path, header: Any, *, base: int, size: int) -> list[Piece]:
     """Check each entry against the size of the file."""
     metadata = header.pop("__metadata__", {})
-    slices = {
-        name: Slice(*_whole_numbers(numbers))
-        for name, numbers in json.loads(metadata.get(_SLICES, "{}")).items()
+    parts = {
+        entry: (str(name), box_of(map(_whole_numbers, numbers)))
+        for entry, (name, numbers) in json.loads(metadata.get(_PARTS, "{}")).items()
     }
     found = []
-    for name, entry in header.items():
-        start, end = _whole_numbers(entry["data_offsets"])
-        shape = _whole_numbers(entry["shape"])
+    for entry, about in header.items():
+        start, end = _whole_numbers(about["data_offsets"])
+        shape = _whole_numbers(about["shape"])
+        name, box = parts.get(entry, (entry, whole_box(shape)))
         piece = Piece(
-            path=path,
-            name=name,
-            dtype=DTYPES[entry["dtype"]],
-            shape=shape,
-            offset=base + start,
-            slice=slices.get(name),
+            path=path, name=name, dtype=DTYPES[about["dtype"]], offset=base + start, box=box
         )
-        if not start <= end <= size - base or math.prod(length or 1 for length in shape) > 1 << 60:
-            raise ValueError(f"{name}: {shape} at {start} to {end} of {size - base} bytes")
-        if piece.num_bytes != end - start:
-            raise ValueError(f"{name}: {shape} takes {piece.num_bytes} bytes, not {end - start}")
-        _check_slice(name, shape, piece.slice)
+        if not start <= end <= size - base or math.prod(n or 1 for n in box.whole) > 1 << 60:
+            raise ValueError(f"{entry}: {box.whole} at {start} to {end} of {size - base} bytes")
+        if box.shape != shape or piece.num_bytes != end - start:
+            raise ValueError(
+                f"{entry}: {piece.shape} takes {piece.num_bytes} bytes, not {shape} and {end - start}"
+            )
         found.append(piece)
     return found
 
@@ -354,15 +337,6 @@ def _whole_numbers(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(n) is int and n >= 0 for n in values):
         raise ValueError(f"{str(values)[:80]}: need whole numbers of at least 0")
     return tuple(values)
-
-
-def _check_slice(name: str, shape: tuple[int, ...], part: Slice | None) -> None:
-    if part is None:
-        return
-    if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= part.size:
-        raise ValueError(f"{name}: {part} of {shape}")
-    if shape[part.dim] != part.end - part.start:
-        raise ValueError(f"{name}: {part} is not {shape}")
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:

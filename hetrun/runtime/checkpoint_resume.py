@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from hetrun.errors import ConfigError, HetrunError, StorageError
 from hetrun.model import (
@@ -28,9 +26,11 @@ from hetrun.model import (
     plan_sha,
 )
 from hetrun.runtime import checkpoint_files as files
+from hetrun.runtime.boxes import Box, box_of, covers
 from hetrun.runtime.checkpoint import Checkpoints, domain_of, lost_with
 from hetrun.runtime.checkpoint_exchange import Exchange
-from hetrun.runtime.checkpoint_files import BadCheckpointError, Piece
+from hetrun.runtime.checkpoint_files import BadCheckpointError
+from hetrun.runtime.checkpoint_load import Sources, load
 from hetrun.runtime.job import decode
 from hetrun.runtime.state import State
 
@@ -40,11 +40,11 @@ _SEEN_WITHIN_S = 10.0  # a shared file system may show new files late
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A checkpoint on one host: its index, and the names of tensors that are whole there."""
+    """A checkpoint on one host: its index, and which parts of which tensors are there."""
 
     folder: Path
     index: CheckpointIndex
-    names: frozenset[str]
+    parts: Mapping[str, Sequence[Box]]
 
     @property
     def key(self) -> tuple[int, str]:
@@ -79,20 +79,20 @@ def open_checkpoints(
     looks = {host: ranks[0] for host, ranks in _by_host(plan).items()}
     word = _check_directories(spec, rank, looks, exchange)
     looked = _look_everywhere(spec, rank, looks, exchange)
-    needed = [frozenset(names) for names in exchange.all_say(sorted(state.shapes))]
+    needed = [_boxes(said) for said in exchange.all_say(_numbers(state.needs))]
     about = CheckpointIndex(
         run=word, step=0, next_row=0, text_sha=text_sha, seq_len=plan.recipe.data.seq_len,
         plan_sha=plan_sha(plan), learning_rate=0.0, model=plan.recipe.model,
         train=plan.recipe.train, files={}, weights=plan.recipe.weights,
     )  # fmt: skip
-    key, warnings = _choose(spec, looked, frozenset().union(*needed))
+    key, warnings = _choose(spec, looked, needed)
     if key is not None:
         parts = {
             host: part for host, there in looked.items() for part in there.found if part.key == key
         }
         for part in parts.values():
             _check_fits(part, about)
-        _load(rank, parts, looks=looks, needed=needed, state=state, exchange=exchange)
+        load(rank, Sources.of(parts, looks), needed=needed, state=state, exchange=exchange)
         about = replace(about, step=key[0])
     for host, units in lost_with(plan, spec).items():
         warnings.append(
@@ -188,14 +188,14 @@ def _look_everywhere(
             except HetrunError as error:
                 mine["problems"].append(f"{rank.host}: {error.message}")
                 continue
-            whole = [n for n, parts in pieces.items() if files.is_covered(p.slice for p in parts)]
-            mine["found"].append([str(folder), asdict(index), sorted(whole)])
+            parts = {name: [piece.box for piece in here] for name, here in pieces.items()}
+            mine["found"].append([str(folder), asdict(index), _numbers(parts)])
     said = exchange.all_say(mine)
     return {
         host: _Looked(
             found=tuple(
-                _Found(Path(folder), decode(CheckpointIndex, index, where=folder), frozenset(names))
-                for folder, index, names in said[looking]["found"]
+                _Found(Path(folder), decode(CheckpointIndex, index, where=folder), _boxes(parts))
+                for folder, index, parts in said[looking]["found"]
             ),
             problems=tuple(said[looking]["problems"]),
         )
@@ -212,7 +212,9 @@ def _folders(spec: CheckpointSpec) -> list[Path]:
 
 
 def _choose(
-    spec: CheckpointSpec, looked: Mapping[str, _Looked], needed: frozenset[str]
+    spec: CheckpointSpec,
+    looked: Mapping[str, _Looked],
+    needed: Sequence[Mapping[str, Sequence[Box]]],
 ) -> tuple[tuple[int, str] | None, list[str]]:
     """The newest checkpoint that is complete over all hosts, and warnings of what is passed over; None to begin at 0.
 
@@ -221,16 +223,18 @@ def _choose(
         BadCheckpointError: there are some, and none is complete; or the one that the recipe names is not there.
     """
     problems = [problem for host in looked.values() for problem in host.problems]
-    names: dict[tuple[int, str], frozenset[str]] = {}
+    there: dict[tuple[int, str], dict[str, set[Box]]] = {}
     for host in looked.values():
         for part in host.found:
-            names[part.key] = names.get(part.key, frozenset()) | part.names
-    if spec.resume == "never" and (names or problems):
+            parts = there.setdefault(part.key, {})
+            for name, boxes in part.parts.items():
+                parts.setdefault(name, set()).update(boxes)
+    if spec.resume == "never" and (there or problems):
         raise ConfigError(
             f"checkpoint.dir {spec.dir} holds checkpoints, and checkpoint.resume is never",
             hint="name another checkpoint.dir, or remove them",
         )
-    lacks = {key: sorted(needed - held) for key, held in names.items()}
+    lacks = {key: _missing(parts, needed) for key, parts in there.items()}
     best = max((key for key, missing in lacks.items() if not missing), default=None)
     for (step, run), missing in sorted(lacks.items()):
         if missing and (best is None or (step, run) > best):
@@ -279,37 +283,28 @@ def _check_steps(part: _Found, train: TrainSpec) -> None:
         )
 
 
-def _load(
-    rank: RankPlan,
-    parts: Mapping[str, _Found],
-    *,
-    looks: Mapping[str, int],
-    needed: Sequence[frozenset[str]],
-    state: State,
-    exchange: Exchange,
-) -> None:
-    """Read what this host has, and pass on what others lack, all in the one order by name and rank."""
-    mine = parts.get(rank.host)
-    pieces: dict[str, list[Piece]] = {}
-    if mine is not None:
-        pieces = files.read_pieces(mine.folder, mine.index)
-        for name in sorted(needed[rank.rank] & mine.names):
-            state.put(name, files.assemble(pieces[name]))
-    hosts = exchange.all_say(rank.host)
-    shapes = state.shapes
-    for name in sorted(frozenset().union(*needed)):
-        source = next(host for host in sorted(parts) if name in parts[host].names)
-        for other, host in enumerate(hosts):
-            has = host in parts and name in parts[host].names
-            if name not in needed[other] or has:
-                continue
-            if rank.rank == looks[source]:
-                exchange.send(files.assemble(pieces[name]), other)
-            elif rank.rank == other:
-                shape, dtype = shapes[name]
-                tensor = torch.empty(shape, dtype=dtype)
-                exchange.receive(tensor, looks[source])
-                state.put(name, tensor)
+def _missing(
+    there: Mapping[str, Iterable[Box]], needed: Sequence[Mapping[str, Sequence[Box]]]
+) -> list[str]:
+    """Names of tensors of which something that a rank needs is nowhere."""
+    wanted: dict[str, set[Box]] = {}
+    for needs in needed:
+        for name, boxes in needs.items():
+            wanted.setdefault(name, set()).update(boxes)
+    return sorted(
+        name
+        for name, boxes in wanted.items()
+        if not all(covers(there.get(name, ()), box) for box in boxes)
+    )
+
+
+def _numbers(parts: Mapping[str, Iterable[Box]]) -> dict[str, Any]:
+    """Parts of tensors for JSON, each once."""
+    return {name: [box.numbers() for box in dict.fromkeys(bs)] for name, bs in parts.items()}
+
+
+def _boxes(said: Mapping[str, Any]) -> dict[str, tuple[Box, ...]]:
+    return {name: tuple(map(box_of, numbers)) for name, numbers in said.items()}
 
 
 def _short(names: Sequence[str]) -> str:

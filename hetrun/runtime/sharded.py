@@ -19,6 +19,7 @@ from hetrun.runtime.boundary import PeerLostError
 from hetrun.runtime.boxes import Box
 from hetrun.runtime.engine import Timeline
 from hetrun.runtime.segments import BucketGroup, Holding, Segment, SegmentGroup
+from hetrun.runtime.state import Updated
 from hetrun.runtime.sync import CHUNK_BYTES, GradientSync, meet
 
 
@@ -30,6 +31,7 @@ class Shard:
     box: Box
     segment: Segment
     value: nn.Parameter
+    is_alone: bool  # of equal copies in a lane, one group has the counted ones
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,10 +78,12 @@ class ShardedSync(GradientSync):
             shared |= {id(segment.parameter) for segment in group.held.segments}
             for segment in group.parts[group.own]:
                 name = names[id(segment.parameter)]
-                shard = _shard(name, segment, holding.box(name, segment.parameter))
-                self.shards.append(shard)
                 # equal copies are in the group of each place of a lane, shares in one alone
-                if name in holding.dims or lane[0] in group.held.ranks:
+                is_alone = name in holding.dims or lane[0] in group.held.ranks
+                box = holding.box(name, segment.parameter)
+                shard = _shard(name, segment, box, is_alone=is_alone)
+                self.shards.append(shard)
+                if is_alone:
                     counted_here.append(shard.value)
         alone = [
             parameter
@@ -93,6 +97,11 @@ class ShardedSync(GradientSync):
             counted=[*counted_here, *(p for p in counted if id(p) not in shared)],
             scalar_planned_s=scalar_planned_s,
         )
+
+    @property
+    def parts(self) -> Sequence[Updated]:
+        """Parts of parameters that this rank updates."""
+        return self.shards
 
     def reduce(self, timeline: Timeline) -> None:
         """Give each shard the sum of its gradients over the holders."""
@@ -249,10 +258,10 @@ def _names(holding: Holding) -> dict[int, str]:
     return {id(p): name for parameters in units for name, p in parameters.items()}
 
 
-def _shard(name: str, segment: Segment, held: Box) -> Shard:
+def _shard(name: str, segment: Segment, held: Box, *, is_alone: bool) -> Shard:
     """A segment as the optimizer and checkpoints see it; `held` is the part of the parameter that is here."""
     ranges = list(held.ranges)
     begin = ranges[segment.dim][0]
     ranges[segment.dim] = (begin + segment.start, begin + segment.end)
     value = nn.Parameter(segment.value, requires_grad=False)
-    return Shard(name, Box(tuple(ranges), held.whole), segment, value)
+    return Shard(name, Box(tuple(ranges), held.whole), segment, value, is_alone)

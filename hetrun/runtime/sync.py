@@ -19,6 +19,7 @@ from hetrun.model import MIB
 from hetrun.runtime.boundary import PeerLostError
 from hetrun.runtime.engine import Timeline
 from hetrun.runtime.segments import BucketGroup, SegmentGroup
+from hetrun.runtime.state import Updated
 
 CHUNK_BYTES = 64 * MIB  # of flat copies in host memory at a time
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -69,6 +70,11 @@ class GradientSync:
     def updated(self) -> Sequence[nn.Parameter]:
         """What this rank's optimizer updates."""
         return self._parameters
+
+    @property
+    def parts(self) -> Sequence[Updated]:
+        """Which parts of parameters these are, where others update the rest: none."""
+        return ()
 
     def gather(self, timeline: Timeline) -> None:
         """Take the values that others updated: none, where each rank updates all that it holds."""

@@ -206,7 +206,9 @@ class Trainer:
 
     def state(self) -> State:
         """What a checkpoint has to hold of this rank."""
-        return State(self.stage, self._optimizer)
+        return State(
+            self.stage, self._optimizer, parts=self._sync.parts, is_first=self._lane.is_first
+        )
 
     def parameters_sha(self) -> str:
         """Hash over names and values of all parameters that this rank holds."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hetrun.model import CheckpointSpec, HostSpec, Plan
+from hetrun.runtime.boxes import Box, whole_box
 from hetrun.runtime.checkpoint_resume import open_checkpoints
 from hetrun.runtime.loop import Hooks, join, train
 from hetrun.runtime.trainer import Trainer
@@ -29,7 +30,7 @@ class SavingAnswer:
     """What one rank ended with."""
 
     losses: dict[int, float]
-    parameters: dict[str, list[float]]
+    parameters: dict[str, tuple[Box, torch.Tensor]]
     events: list[Any]
     is_done: bool
 
@@ -80,7 +81,10 @@ def save_rank(
     )
     return SavingAnswer(
         losses={event.step: event.loss for event in events if event.event == "step"},
-        parameters={n: p.detach().flatten().tolist() for n, p in trainer.stage.named_parameters()},
+        parameters={
+            name: (trainer.stage.boxes.get(name) or whole_box(p.shape), p.detach().clone())
+            for name, p in trainer.stage.named_parameters()
+        },
         events=events,
         is_done=is_done,
     )
@@ -114,8 +118,11 @@ class KillLater:
 
 def merged(answers: Sequence[SavingAnswer]) -> dict[str, list[float]]:
     """Parameters of the whole model; copies must be equal."""
-    whole: dict[str, list[float]] = {}
+    whole: dict[str, torch.Tensor] = {}
     for answer in answers:
-        for name, values in answer.parameters.items():
-            assert whole.setdefault(name, values) == values, name
-    return whole
+        for name, (box, values) in answer.parameters.items():
+            known = whole.setdefault(name, torch.full(box.whole, float("nan"), dtype=values.dtype))
+            part = box.of(known)
+            assert bool((part.isnan() | (part == values)).all()), name
+            part.copy_(values)
+    return {name: value.flatten().tolist() for name, value in whole.items()}

@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,6 +40,8 @@ CUT_ELSEWHERE = (Pipeline((2, 3, 3), 1, 4),)
 TWO_REPLICAS = (Pipeline((8,), 1, 3), Pipeline((3, 5), 1, 1))
 REAL_CUT = (Pipeline((4, 5), 1, 4, order=Order.ZERO_BUBBLE, cuts=(3.4,), more_window=1),)
 LANES = (Pipeline((5, 3), 1, 4, lanes=(2, 1)),)
+SHARED = (Pipeline((8,), 1, 3, tp=(2,)), Pipeline((3, 5), 1, 1, tp=(1, 1)))
+SHARED_BY_MORE = (Pipeline((5, 3), 1, 4, tp=(1, 4)),)
 LOCAL = "/proc/self/cwd/checkpoints"  # in the folder that each host of a test has to itself
 
 
@@ -76,16 +78,24 @@ def test_resumed_under_other_cuts_is_bit_identical(model: object, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(CUT, TWO_REPLICAS), (TWO_REPLICAS, CUT), (REAL_CUT, LANES), (LANES, REAL_CUT)],
-    ids=["more replicas", "fewer", "from a real cut to lanes", "from lanes to a real cut"],
+    [
+        pytest.param(CUT, TWO_REPLICAS, id="more replicas"),
+        pytest.param(TWO_REPLICAS, CUT, id="fewer"),
+        pytest.param(REAL_CUT, LANES, id="from a real cut to lanes"),
+        pytest.param(LANES, REAL_CUT, id="from lanes to a real cut"),
+        pytest.param(SHARED, SHARED_BY_MORE, id="from tp 2 and 1 to 1 and 4"),
+    ],
 )
 def test_resumed_with_other_replicas_is_equal(
     before: tuple[Pipeline, ...], after: tuple[Pipeline, ...], tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "checkpoints")
-    whole = save_all(make_plan(before, steps=STEPS), tmp_path)
-    save_all(until(with_checkpoints(make_plan(before), folder), 6), tmp_path)
-    resumed = save_all(with_checkpoints(make_plan(after, steps=STEPS), folder), tmp_path)
+    model = replace(MODEL, num_kv_heads=4)
+    whole = save_all(make_plan(before, model=model, steps=STEPS), tmp_path)
+    save_all(until(with_checkpoints(make_plan(before, model=model), folder), 6), tmp_path)
+    resumed = save_all(
+        with_checkpoints(make_plan(after, model=model, steps=STEPS), folder), tmp_path
+    )
     assert sorted(losses(resumed)) == list(range(6, STEPS))
     for step, loss in losses(resumed).items():
         assert loss == pytest.approx(losses(whole)[step], abs=TOLERANCE)

@@ -10,6 +10,7 @@ from hetrun.model import CheckpointIndex, Dtype, ModelSpec, StagePlan, TrainSpec
 from hetrun.runtime import checkpoint_files as files
 from hetrun.runtime.network import Stage
 from hetrun.runtime.precision import TORCH_DTYPE
+from hetrun.runtime.tensor_parallel import Share, share_layers
 
 MODEL = ModelSpec(
     num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=2, ffn_size=48, vocab_size=99,
@@ -18,14 +19,25 @@ MODEL = ModelSpec(
 SEQ_LEN = 24
 
 
-def whole_stage(model: ModelSpec = MODEL, dtype: Dtype = Dtype.FP64) -> Stage:
-    """All units on one stage; norms differ from their first value, so that none can be mixed up."""
+def _all_units(model: ModelSpec) -> Stage:
     plan = StagePlan(
         ranks=(0,), first_layer=0, num_layers=model.num_layers, has_embedding=True, has_head=True,
         window=1, forward_s=0, backward_s=0, send_s=0, optimizer_s=0, memory_bytes=0,
         memory_limit_bytes=None,
     )  # fmt: skip
-    stage = Stage(model, plan, seq_len=SEQ_LEN).initialise(
+    return Stage(model, plan, seq_len=SEQ_LEN)
+
+
+def shared_stage(place: int) -> Stage:
+    """All units on one stage, of whose layers two ranks have a half each."""
+    stage = _all_units(MODEL)
+    share_layers(stage, Share(place, 2, None))
+    return stage.initialise(seed=5, device=torch.device("cpu"), dtype=torch.float64)
+
+
+def whole_stage(model: ModelSpec = MODEL, dtype: Dtype = Dtype.FP64) -> Stage:
+    """All units on one stage; norms differ from their first value, so that none can be mixed up."""
+    stage = _all_units(model).initialise(
         seed=5, device=torch.device("cpu"), dtype=TORCH_DTYPE[dtype]
     )
     generator = torch.Generator().manual_seed(3)

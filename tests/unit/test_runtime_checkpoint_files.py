@@ -6,7 +6,7 @@ import json
 import pickle
 import resource
 from dataclasses import replace
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from hetrun.errors import ConfigError, StorageError
 from hetrun.runtime import checkpoint_files as files
-from hetrun.runtime.checkpoint_files import BadCheckpointError, Slice
+from hetrun.runtime.boxes import Box, covers, whole_box
+from hetrun.runtime.checkpoint_files import BadCheckpointError
 from tests.unit.checkpoint_lab import an_index, write_folder
 
 VALUES = {
@@ -50,23 +51,40 @@ def test_library_of_the_format_reads_ours_and_we_read_its(tmp_path: Path) -> Non
             assert torch.equal(back[name], value)
 
 
-@pytest.mark.parametrize(("dim", "cuts"), [(0, (0, 1, 3)), (1, (0, 2, 3, 4))])
-def test_slices_make_up_a_tensor(dim: int, cuts: tuple[int, ...], tmp_path: Path) -> None:
+CUTS = [
+    [((0, 1), (0, 4)), ((1, 3), (0, 4))],
+    [((0, 3), (0, 2)), ((0, 3), (2, 3)), ((0, 3), (3, 4))],
+    [((0, 3), (0, 2)), ((0, 2), (2, 4)), ((2, 3), (2, 4))],  # shares of a matrix, one cut by rows
+]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_parts_make_up_a_tensor_and_any_other_part_of_it(
+    cuts: list[tuple[tuple[int, int], ...]], tmp_path: Path
+) -> None:
     whole = VALUES["a"]
+    boxes = [Box(ranges, (3, 4)) for ranges in cuts]
     pieces = []
-    for rank, (start, end) in enumerate(pairwise(cuts)):
-        part = Slice(dim, start, end, whole.shape[dim])
+    for rank, box in enumerate(boxes):
         path = tmp_path / files.shard_name(rank)
-        values = {"a": whole.narrow(dim, start, end - start).contiguous()}
-        files.write_shard(path, values, files.metadata_of({"a": part}))
+        values = {"a#0": box.of(whole).contiguous()}
+        files.write_shard(path, values, files.metadata_of({"a#0": ("a", box)}))
         pieces += files.read_shard(path)
+    assert [piece.name for piece in pieces] == ["a"] * len(boxes)
     assert torch.equal(files.assemble(pieces), whole)
-    assert torch.equal(files.assemble(reversed(pieces)), whole)
+    for ranges in product([(0, 1), (1, 3), (0, 3)], [(0, 1), (1, 4), (2, 3), (0, 4)]):
+        wanted = Box(ranges, (3, 4))
+        assert torch.equal(files.assemble(reversed(pieces), wanted), wanted.of(whole))
     for missing in range(len(pieces)):
         rest = [piece for place, piece in enumerate(pieces) if place != missing]
-        assert not files.is_covered(piece.slice for piece in rest)
-        with pytest.raises(BadCheckpointError, match="parts of a are missing"):
+        assert not covers((piece.box for piece in rest), whole_box((3, 4)))
+        assert torch.equal(files.assemble(rest, rest[0].box), rest[0].box.of(whole))
+        with pytest.raises(BadCheckpointError, match=r"parts of a .* are missing"):
             files.assemble(rest)
+
+
+def test_a_part_of_another_shape_makes_up_nothing() -> None:
+    assert not covers([whole_box((3, 5)), whole_box(())], whole_box((3, 4)))
 
 
 def _damaged(header: object, data: bytes = b"\0" * 16) -> bytes:
@@ -99,9 +117,9 @@ def _entry(**changes: object) -> dict[str, object]:
         _damaged(_entry(data_offsets=[-16, 0])),
         _damaged(_entry(data_offsets=[16, 0])),
         _damaged(_entry(data_offsets=[0.0, 16.0])),
-        _damaged({**_entry(), "__metadata__": {"hetrun.slices": '{"a": [0, 0, 9, 9]}'}}),
-        _damaged({**_entry(), "__metadata__": {"hetrun.slices": '{"a": [3, 0, 4, 9]}'}}),
-        _damaged({**_entry(), "__metadata__": {"hetrun.slices": '{"a": [1]}'}}),
+        _damaged({**_entry(), "__metadata__": {"hetrun.parts": '{"a": ["a", [[0, 9, 9]]]}'}}),
+        _damaged({**_entry(), "__metadata__": {"hetrun.parts": '{"a": ["a", [[5, 1, 9]]]}'}}),
+        _damaged({**_entry(), "__metadata__": {"hetrun.parts": '{"a": [1]}'}}),
         _damaged({**_entry(), "__metadata__": 3}),
     ],
 )
@@ -120,7 +138,7 @@ def test_no_damage_to_a_header_gets_through_as_another_error(
     data: st.DataObject, tmp_path: Path
 ) -> None:
     path = tmp_path / "rank-0000.safetensors"
-    files.write_shard(path, VALUES, files.metadata_of({"b": Slice(0, 0, 2, 4)}))
+    files.write_shard(path, VALUES, files.metadata_of({"b": ("b", Box(((0, 2), (0, 3)), (4, 3)))}))
     content = bytearray(path.read_bytes())
     length = 8 + int.from_bytes(content[:8], "little")
     for _ in range(data.draw(st.integers(1, 3))):

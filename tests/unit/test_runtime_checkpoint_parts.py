@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,15 @@ import torch
 
 from hetrun.arch import BYTES_PER_ELEMENT
 from hetrun.model import CheckpointSpec, ModelSpec, Plan
+from hetrun.runtime.boxes import covers, whole_box
 from hetrun.runtime.checkpoint import domain_of, lost_with
 from hetrun.runtime.checkpoint_files import BadCheckpointError
-from hetrun.runtime.state import State, held_units
+from hetrun.runtime.state import State, entries, held_units
 from hetrun.schedule.sync import gradient_buckets
 from tests.dist.plans import MODEL, Pipeline, make_plan
 from tests.dist.saving import on_hosts
-from tests.unit.checkpoint_lab import whole_stage
+from tests.unit.checkpoint_lab import MODEL as SMALL
+from tests.unit.checkpoint_lab import shared_stage, whole_stage
 
 TIED = replace(MODEL, tied_embeddings=True)
 THREE = (Pipeline((5, 3), 1, 2), Pipeline((8,), 1, 2), Pipeline((2, 3, 3), 1, 2))
@@ -72,22 +75,54 @@ def test_moments_go_where_their_parameter_is() -> None:
     stage = whole_stage()
     optimizer = torch.optim.AdamW(stage.parameters(), lr=0.1)
     state = State(stage, optimizer)
-    assert len(state.shapes) == 4 * len(list(stage.parameters()))
+    assert len(state.needs) == 4 * len(list(stage.parameters()))
     generator = torch.Generator().manual_seed(1)
     values = {
-        name: torch.empty(shape, dtype=dtype).uniform_(1, 2, generator=generator)
-        for name, (shape, dtype) in state.shapes.items()
+        name: torch.empty(box.shape, dtype=dtype).uniform_(1, 2, generator=generator)
+        for name, needs in state.needs.items()
+        for box, dtype in needs.items()
     }
     for name, value in values.items():
-        state.put(name, value)
-    copies = state.copy(frozenset(["embedding", "head", "layer.0", "layer.1", "layer.2"]))
+        state.put(name, whole_box(value.shape), value)
+    copies = values_of(state, "embedding", "head", "layer.0", "layer.1", "layer.2")
     assert set(copies) == set(values)
     for name, value in values.items():
         assert torch.equal(copies[name], value)
-    assert set(state.copy(frozenset(["layer.1"]))) == {n for n in values if "layer.1." in n}
+    assert set(values_of(state, "layer.1")) == {n for n in values if "layer.1." in n}
     wrong = torch.zeros(3, dtype=torch.float64)
     with pytest.raises(BadCheckpointError, match=r"head\.norm\.weight: the checkpoint has \(3,\)"):
-        state.put("head.norm.weight", wrong)
+        state.put("head.norm.weight", whole_box((32,)), wrong)
+
+
+def values_of(state: State, *units: str) -> dict[str, torch.Tensor]:
+    """What a rank saves of these units."""
+    return {saved.name: saved.value for saved in state.copy(frozenset(units))}
+
+
+def test_ranks_that_share_layers_save_them_together_and_the_rest_once() -> None:
+    stages = [shared_stage(place) for place in range(2)]
+    optimizers = [torch.optim.AdamW(stage.parameters(), lr=0.1) for stage in stages]
+    for stage, optimizer in zip(stages, optimizers, strict=True):
+        for parameter in stage.parameters():
+            parameter.grad = parameter.detach() + 1.0
+        optimizer.step()
+    states = [
+        State(stage, optimizer, is_first=place == 0)
+        for place, (stage, optimizer) in enumerate(zip(stages, optimizers, strict=True))
+    ]
+    units = frozenset(stages[0].units())
+    saved = [saved for state in states for saved in state.copy(units)]
+    first, second = ({s.name for s in state.copy(units) if s.box.is_whole} for state in states)
+    assert {name for name in second if not name.endswith(".step")} == set()
+    assert "layer.0.attention_norm.weight.exp_avg" in first
+    for name, parameter in whole_stage(SMALL).named_parameters():
+        boxes = [s.box for s in saved if s.name == name]
+        assert sum(math.prod(box.shape) for box in boxes) == parameter.numel()
+        assert covers(boxes, whole_box(parameter.shape))
+        assert {f"{name}.exp_avg", f"{name}.exp_avg_sq", f"{name}.step"} < {s.name for s in saved}
+    tensors, parts = entries(states[1].copy(units))
+    assert len(tensors) == len(states[1].copy(units))
+    assert all(tensors[entry].shape == box.shape for entry, (_, box) in parts.items())
 
 
 def test_copies_do_not_change_with_the_next_step() -> None:
@@ -95,7 +130,7 @@ def test_copies_do_not_change_with_the_next_step() -> None:
     optimizer = torch.optim.AdamW(stage.parameters(), lr=0.1)
     stage(torch.arange(24).reshape(1, 24)).sum().backward()
     optimizer.step()
-    copies = State(stage, optimizer).copy(frozenset(["layer.1"]))
+    copies = values_of(State(stage, optimizer), "layer.1")
     before = {name: value.clone() for name, value in copies.items()}
     optimizer.step()
     assert all(torch.equal(copies[name], before[name]) for name in before)
