@@ -2,6 +2,7 @@
 
 import torch
 import torch._dynamo  # torch.optim loads it on first use, about a second per process
+import transformers.modeling_utils  # noqa: F401 - three seconds in every rank that has such a model
 
 import hetrun.runtime.loop  # noqa: F401
 
