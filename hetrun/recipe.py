@@ -64,7 +64,7 @@ def load_pins(path: Path) -> Pins:
     Raises:
         ConfigError: the file is missing or wrong; lists every wrong key with its path.
     """
-    hint = "docs/recipes.md shows the pins: layers, order, roles, rows, tp"
+    hint = "docs/recipes.md shows the pins: layers, order, roles, rows, tp, lanes"
     try:
         return to_noun(Pins, read_yaml(path, hint=hint))
     except BadKeysError as error:

@@ -32,6 +32,7 @@ class Pins(Noun):
     roles: dict[str, Role] = field(default_factory=dict)  # by vendor
     rows: tuple[int, ...] = ()  # of each replica, in any order
     tp: dict[str, int] = field(default_factory=dict)  # devices that share each layer, by vendor
+    lanes: dict[str, int] = field(default_factory=dict)  # copies of each stage, by vendor
 
     def __post_init__(self) -> None:
         need(
@@ -40,6 +41,7 @@ class Pins(Noun):
         )
         need(all(count >= 1 for count in self.rows), f"pins: rows {list(self.rows)}, need 1 each")
         need(all(tp >= 1 for tp in self.tp.values()), f"pins: tp {self.tp}, need 1 each")
+        need(all(n >= 1 for n in self.lanes.values()), f"pins: lanes {self.lanes}, need 1 each")
         need(
             len(set(self.order)) == len(self.order),
             f"pins: order {list(self.order)}, need each vendor once",

@@ -89,6 +89,7 @@ def _check_names(problem: Problem, pins: Pins) -> None:
         ("order", pins.order),
         ("roles", tuple(pins.roles)),
         ("tp", tuple(pins.tp)),
+        ("lanes", tuple(pins.lanes)),
     ):
         for name in names:
             if name not in problem.vendors:
@@ -114,9 +115,9 @@ def _pinned(problem: Problem, pins: Pins) -> Outcome:
     kinds = tuple(kind for kind in problem.kinds if kind.vendor not in idle)
     if not kinds:
         raise NoPlanError("pins: roles leave every vendor idle", hint="let one of them work")
-    own = replace(problem, kinds=tuple(_with_tp(kinds, pins.tp)))
+    own = replace(problem, kinds=_with_lanes(_with_tp(kinds, pins.tp), pins.lanes))
     own = replace(own, fractional=own.fractional and not pins.layers)
-    if pins == Pins(roles=dict.fromkeys(idle, Role.IDLE), tp=pins.tp):
+    if pins == Pins(roles=dict.fromkeys(idle, Role.IDLE), tp=pins.tp, lanes=pins.lanes):
         return search(own)
     maker = ShapeMaker(own)
     shapes = _shapes(maker, pins)
@@ -138,8 +139,9 @@ def _pinned(problem: Problem, pins: Pins) -> Outcome:
     )
 
 
-def _with_tp(kinds: Sequence[Kind], tp: Mapping[str, int]) -> Iterator[Kind]:
-    """Yield the kinds whose vendor's layers are shared as pinned."""
+def _with_tp(kinds: Sequence[Kind], tp: Mapping[str, int]) -> tuple[Kind, ...]:
+    """Return the kinds whose vendor's layers are shared as pinned."""
+    found: list[Kind] = []
     for kind in kinds:
         wanted = tp.get(kind.vendor, kind.tp)
         offered = sorted({other.tp for other in kinds if other.name == kind.name})
@@ -150,8 +152,25 @@ def _with_tp(kinds: Sequence[Kind], tp: Mapping[str, int]) -> Iterator[Kind]:
                 hint=f"add {wanted} to plan.tp if a host has so many devices and run"
                 " `hetrun profile` again, or pin another tp",
             )
-        if kind.tp == wanted:
-            yield kind
+        found += [kind] if kind.tp == wanted else []
+    return tuple(found)
+
+
+def _with_lanes(kinds: Sequence[Kind], lanes: Mapping[str, int]) -> tuple[Kind, ...]:
+    """Return the kinds whose vendor's stages have as many copies as pinned."""
+    found: list[Kind] = []
+    for kind in kinds:
+        wanted = lanes.get(kind.vendor, kind.lanes)
+        offered = sorted({other.lanes for other in kinds if other.name == kind.name})
+        if wanted not in offered:
+            raise NoPlanError(
+                f"pins: lanes {wanted} of {kind.vendor}, and {kind.name} is planned with"
+                f" {', '.join(map(str, offered))}",
+                hint=f"add {wanted} to plan.lanes if there are so many devices of it, tp for each lane,"
+                " or pin other lanes",
+            )
+        found += [kind] if kind.lanes == wanted else []
+    return tuple(found)
 
 
 def _rows_words(pins: Pins) -> str:

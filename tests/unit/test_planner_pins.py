@@ -98,6 +98,44 @@ def test_tp_that_the_recipe_does_not_offer_is_named() -> None:
         with_tp(Pins(tp={"emu-a": 4})).plan()
 
 
+def with_lanes(pins: Pins | None) -> Lab:
+    """Three quick devices: two lanes leave one idle."""
+    chips = (replace(CHIPS[0], num_devices=3), CHIPS[1])
+    model, limits = small_model(4), PlanLimits(lanes=(1, 2), pins=pins)
+    return Lab(chips=chips, model=model, batch=12, rows=(1,), links=FREE_LINKS, limits=limits)
+
+
+def test_pinned_lanes_are_those_of_every_stage_of_the_vendor_and_have_their_price() -> None:
+    wanted = {"emu-a": 2, "emu-b": 2}
+    free, plan = with_lanes(None).plan(), with_lanes(Pins(lanes=wanted)).plan()
+    stages = [stage for replica in plan.split.replicas for stage in replica.stages]
+    assert {stage.lanes for stage in stages} == {2}
+    price = plan.split.cost.step_s / free.split.cost.step_s - 1
+    assert price > 0
+    assert f"The pins cost {price:.2%}" in plan.verdict
+
+
+def test_lanes_are_pinned_together_with_layers() -> None:
+    plan = with_lanes(Pins(lanes={"emu-a": 1, "emu-b": 2}, layers=(3, 1))).plan()
+    assert layers_of(plan) == [[3, 1]] * len(plan.split.replicas)
+    lanes = {
+        (plan.split.ranks[stage.ranks[0]].vendor, stage.lanes)
+        for replica in plan.split.replicas
+        for stage in replica.stages
+    }
+    assert lanes <= {("emu-a", 1), ("emu-b", 2)}
+
+
+def test_lanes_that_cannot_be_had_are_named() -> None:
+    """One device of each, and more lanes than that are not to be had."""
+    one_each = tuple(replace(chips, num_devices=1) for chips in CHIPS)
+    lab = replace(with_lanes(Pins(lanes={"emu-b": 2})), chips=one_each)
+    with pytest.raises(
+        NoPlanError, match="lanes 2 of emu-b, and emu-b emu-b-chip is planned with 1"
+    ):
+        lab.plan()
+
+
 def test_price_is_the_step_against_the_free_optimum() -> None:
     free = planned(None)
     pinned = planned(Pins(layers=(1, 7)))
