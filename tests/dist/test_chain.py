@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.chain import ROOT, done, plan_chain
+from tests.chain import ROOT, done, plan_chain, short_recipe
 
 pytestmark = pytest.mark.dist
 
@@ -94,3 +94,31 @@ def test_report_without_a_name_takes_the_newest_run(finished: tuple[Path, Path])
     folder, run_dir = finished
     result = done("report", "--json", cwd=folder)
     assert json.loads(result.stdout)["run_id"] == run_dir.name
+
+
+def test_layers_that_two_chips_share_train_as_predicted(planned: Path, tmp_path: Path) -> None:
+    recipe = short_recipe(tmp_path, steps=3)
+    text = recipe.read_text()
+    for old, new in (
+        ("plan:\n", "plan:\n  tp: [1, 2]\n  pins: { tp: { emu-a: 2, emu-b: 1 } }\n"),
+        ("num_layers: 8", "num_layers: 2"),
+        ("global_batch_rows: 32", "global_batch_rows: 8"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    recipe.write_text(text)
+    done("profile", recipe, "--facts", planned / "facts.json", cwd=tmp_path)
+    done("plan", recipe, "--facts", planned / "facts.json", cwd=tmp_path)
+    split = json.loads((tmp_path / "plan.json").read_text())["split"]
+    stages = [stage for replica in split["replicas"] for stage in replica["stages"]]
+    assert (2, 1) in [(len(stage["ranks"]), stage["lanes"]) for stage in stages]
+    result = done("launch", cwd=tmp_path)
+    run_dir = tmp_path / result.stdout.strip().splitlines()[-1]
+    lines = [path.read_text().splitlines() for path in (run_dir / "events").glob("rank-*.jsonl")]
+    assert len(lines) == 4
+    for events in (list(map(json.loads, rank)) for rank in lines):
+        steps = [event for event in events if event["event"] == "step"]
+        assert [event["step_s"] for event in steps] == pytest.approx(
+            [split["cost"]["step_s"]] * 3, rel=1e-6
+        )
+        assert steps[-1]["loss"] < steps[0]["loss"]
