@@ -65,6 +65,11 @@ class Kind:
         """Devices of a stage."""
         return self.tp * self.lanes
 
+    def is_like(self, other: Kind) -> bool:
+        """Whether both are the same devices, or parts of them."""
+        mine = self.vendor, self.model, self.memory_bytes
+        return mine == (other.vendor, other.model, other.memory_bytes)
+
     @cached_property
     def most_on_one_host(self) -> int:
         """Most of these devices that sit in one host."""

@@ -50,6 +50,7 @@ class Problem:
     left_over: tuple[Seat, ...] = ()  # on hosts without a multiple of any tp
     orders: tuple[Order, ...] = (Order.ONE_F_ONE_B,)  # to choose from
     fractional: bool = False  # a layer may live on two stages
+    recompute: bool = False  # allowed; only kinds with figures of it can
     zero: tuple[int, ...] = (0,)  # ZeRO stages to choose from
     shards: int = 0  # lanes at least that share out what they know of a parameter; 0: each has all
 
@@ -170,12 +171,33 @@ class Problem:
         """Whether a stage may have several lanes."""
         return any(kind.lanes > 1 for kind in self.kinds)
 
-    def without_tp(self) -> Problem:
-        """Return the same problem with every layer on as few devices as each group allows."""
-        least: dict[int, int] = {}
+    def with_least_tp(self) -> Problem:
+        """Return the same problem with every layer on as few devices as the recipe allows.
+
+        Devices that were parted by what fills their hosts are one group again.
+        """
+        least: dict[str, int] = {}
         for kind in self.kinds:
-            least[kind.group] = min(kind.tp, least.get(kind.group, kind.tp))
-        return replace(self, kinds=tuple(k for k in self.kinds if k.tp == least[k.group]))
+            least[kind.name] = min(kind.tp, least.get(kind.name, kind.tp))
+        seats = {
+            kind.group: tuple(
+                sorted(
+                    (seat for own in self.groups if own.is_like(kind) for seat in own.seats),
+                    key=lambda seat: (seat.host_number, seat.device.index),
+                )
+            )
+            for kind in self.groups
+        }
+        kinds: list[Kind] = []
+        for kind in self.kinds:
+            alike = next((own.group for own in kinds if own.is_like(kind)), kind.group)
+            if kind.tp == least[kind.name] and alike == kind.group:
+                kinds.append(replace(kind, seats=seats[kind.group]))
+        return replace(self, kinds=tuple(kinds))
+
+    def without_recompute(self) -> Problem:
+        """Return the same problem with no forward computed twice."""
+        return replace(self, kinds=tuple(kind for kind in self.kinds if not kind.recompute))
 
     def without_lanes(self) -> Problem:
         """Return the same problem with one lane for every stage."""
@@ -256,6 +278,7 @@ def read_problem(
         max_shapes=recipe.plan.max_shapes,
         orders=recipe.plan.orders,
         fractional=recipe.plan.fractional,
+        recompute=recipe.plan.recompute,
         zero=recipe.plan.zero,
         left_over=tuple(left_over),
     )

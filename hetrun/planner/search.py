@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, permutations
 
 from hetrun.errors import NoPlanError
-from hetrun.model import GIB
 from hetrun.planner.bound import lower_bound
 from hetrun.planner.compose import combos
 from hetrun.planner.drafts import (
@@ -27,32 +25,28 @@ from hetrun.planner.drafts import (
 from hetrun.planner.estimate import Combo, quickest
 from hetrun.planner.orders import offers, refined
 from hetrun.planner.problem import Problem
+from hetrun.planner.refusals import check_batch, no_microbatches, shortage
 from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
 from hetrun.planner.shapes import ShapeMaker
 from hetrun.planner.variety import FEW, enumerate_shapes
-from hetrun.planner.words import plural
 
 log = logging.getLogger(__name__)
 
-_NUM_SIMULATED = 50  # combinations that the simulator ranks
+_NUM_SIMULATED = 150  # combinations of few devices that the simulator ranks
 _NUM_SIMULATED_QUICK = 8
-_NUM_POLISHED = 3
+_NUM_POLISHED = 32  # of these, a little at first
+_NUM_AGAIN = 8  # of these, more
+_POLISH_BUDGET = (40, 200)  # simulations per combination, at first and again
 _NUM_REFINED = 4  # outlines for which other orders and cuts are tried
-_NUM_POLISHED_SMALL = 8  # with few devices, where a row or a layer is much
-_SMALL = 8
-_POLISH_BUDGET = 40  # simulations per polished combination
-_NUM_SIMULATED_FEW = 150  # with few devices
-_NUM_POLISHED_FEW = 32  # a little at first
-_POLISH_BUDGET_FEW = (40, 200)  # at first, and for the best of these
-_MOST_ORDERS = 24
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
 _LANES = (1, 2, 4)  # to advise
 _LANES_SLOWER = 4  # an event of lanes takes so many times as long
-_MANY = 8  # devices; with more of them shapes are handled as arrays
+_MANY = FEW  # devices; with more of them shapes are handled as arrays
 _NOT_SO_MANY = 24  # of these, up to here several outlines are refined
-_MUCH_TRAFFIC = 0.05  # of a step, in sends that are waited for
+_FEW_ENOUGH = 64  # devices; up to here recomputation is left out once, too
 _MOST_TWICE = 20_000  # devices; with more of them a second search takes too long
-_NUM_SCALED = 8  # combinations of many devices that the simulator ranks
+_NUM_SCALED = 8  # combinations of many devices that the simulator ranks, and of not so many
+_MOST_SCALED = 50
 _RANKS_BUDGET = 500  # ranks laid out in one search of many devices, after the first combination
 _NUM_POLISHED_MANY = 2
 _MOST_TRIES_MANY = 10
@@ -82,40 +76,71 @@ def is_large(problem: Problem) -> bool:
 def search(problem: Problem, *, quick: bool = False, large: bool = False) -> Outcome:
     """Return the quickest split within the allowed shapes; `quick` ones may miss the last percent.
 
-    `large` searches few devices as it does many: a part of a large problem. Where stages may have several lanes, what
-    is best without them is looked for first, and stays unless they gain more than next to nothing.
+    `large` searches few devices as it does many: a part of a large problem. What is allowed is searched without it
+    too, so that leave to do more makes no plan worse. What is best with one lane per stage stays unless more lanes gain
+    more than next to nothing.
 
     Raises:
         NoPlanError: nothing fits, or the batch cannot be made of whole microbatches.
     """
-    if not problem.takes_turns:
-        return _search(problem, quick=quick, large=large)
-    try:
-        plain = _search(problem.without_lanes(), quick=quick, large=large)
-    except NoPlanError as error:
-        log.debug("with one lane per stage: %s", error)
-        return _search(problem, quick=quick, large=large)
-    laned = _search(problem, quick=quick, large=large)
-    if laned.best.step_s >= plain.best.step_s * (1 - NEXT_TO_NOTHING):
-        return plain
-    return replace(laned, turnless=plain.best)
+    found: list[tuple[Problem, Outcome]] = []
+    failure: NoPlanError | None = None
+    for simpler in _simplest_first(problem, quick=quick):
+        try:
+            found.append((simpler, _search(simpler, quick=quick, large=large)))
+        except NoPlanError as error:
+            failure = error  # that of the problem itself comes last
+    turnless = _quickest([outcome for simpler, outcome in found if not simpler.takes_turns])
+    best = _quickest([outcome for _, outcome in found])
+    if best is None:
+        raise failure or no_microbatches(problem)
+    if turnless is not None and turnless.best.step_s <= best.best.step_s / (1 - NEXT_TO_NOTHING):
+        best = turnless
+    outcomes = [outcome for _, outcome in found]
+    return replace(
+        best,
+        memory_bound=any(outcome.memory_bound for outcome in outcomes),
+        bound_s=min(outcome.bound_s for outcome in outcomes),  # each holds for its own shapes
+        num_shapes=max(outcome.num_shapes for outcome in outcomes),
+        turnless=None if best is turnless or turnless is None else turnless.best,
+    )
+
+
+def _quickest(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Return the first of the quickest outcomes."""
+    return min(outcomes, key=lambda outcome: outcome.best.step_s, default=None)
+
+
+def _simplest_first(problem: Problem, *, quick: bool) -> list[Problem]:
+    """Return the problem, last, and before it those without some of what it allows beyond the least."""
+    steps: list[Callable[[Problem], Problem]] = [Problem.without_lanes]
+    if not quick and problem.num_devices <= _MOST_TWICE:
+        steps.append(Problem.with_least_tp)
+    if not quick and problem.num_devices <= _FEW_ENOUGH:
+        steps.append(Problem.without_recompute)
+    found = [problem]
+    for step in steps:
+        simpler = [step(other) for other in found]
+        found = [
+            s for s, o in zip(simpler, found, strict=True) if 0 < len(s.kinds) < len(o.kinds)
+        ] + found
+    return found
 
 
 def _search(problem: Problem, *, quick: bool, large: bool) -> Outcome:
     """Search among all kinds of stages at once."""
-    _check_batch(problem)
+    check_batch(problem)
     maker = ShapeMaker(problem)
     if large or is_large(problem):
-        return _less_traffic(problem, _search_many(maker, quick=quick), quick=quick)
+        return _search_many(maker, quick=quick)
     shapes = enumerate_shapes(maker, quick=quick)
     if not shapes:
         raise shortage(maker)
     found = _allowed(problem, combos(problem, shapes, lower_bound(problem).compute_s))
-    most = _NUM_SIMULATED_FEW if problem.num_devices <= FEW else _NUM_SIMULATED
-    most = _NUM_SIMULATED_QUICK if quick else most
+    most = _NUM_SIMULATED_QUICK if quick else _NUM_SIMULATED
     judged = _simulate(maker, quickest(problem, found, most=most))
     if not judged:
-        raise _no_microbatches(problem)
+        raise no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged)
     found_best = _first_two(problem, [*polished, *judged], most=1 if quick else _NUM_REFINED)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
@@ -123,26 +148,6 @@ def _search(problem: Problem, *, quick: bool, large: bool) -> Outcome:
         found_best,
         memory_bound=maker.dropped_for_memory > 0 or any(shape.memory_bound for shape in shapes),
     )
-
-
-def _less_traffic(problem: Problem, found: Outcome, *, quick: bool) -> Outcome:
-    """Return the better of what was found and what is best on longer pipelines, where sends take much of a step.
-
-    Many shapes are ranked without the sharing of a host's interface, which weighs on short pipelines of shared layers.
-    """
-    longer = problem.without_tp()
-    if quick or len(longer.kinds) == len(problem.kinds) or problem.num_devices > _MOST_TWICE:
-        return found
-    if found.best.layout.cost.p2p_s <= _MUCH_TRAFFIC * found.best.step_s:
-        return found
-    try:
-        other = _search_many(ShapeMaker(longer), quick=quick)
-    except NoPlanError as error:
-        log.debug("on longer pipelines: %s", error)
-        return found
-    if other.best.step_s >= found.best.step_s:
-        return found
-    return replace(other, bound_s=found.bound_s, num_shapes=found.num_shapes)
 
 
 def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:
@@ -153,11 +158,11 @@ def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:
         raise shortage(maker)
     bound_s = 0.0 if quick or offers(problem) else bound_of(problem, shapes)
     found = scaled_combos(maker, shapes, exact=not quick)
-    most = min(_NUM_SIMULATED, max(_NUM_SCALED, _RANKS_BUDGET // problem.num_devices))
+    most = min(_MOST_SCALED, max(_NUM_SCALED, _RANKS_BUDGET // problem.num_devices))
     most = 1 if quick else most
     judged = _simulate(maker, quickest(problem, found, most=most), most_ranks=_RANKS_BUDGET)
     if not judged:
-        raise _no_microbatches(problem)
+        raise no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged, many=True)
     few = problem.num_devices <= _NOT_SO_MANY and not quick
     found_best = _first_two(problem, [*polished, *judged], most=_NUM_REFINED if few else 1)
@@ -178,17 +183,6 @@ def _allowed(problem: Problem, found: Iterable[Combo]) -> Iterator[Combo]:
         for combo in found
         if (most is None or len(combo) <= most)
         and (least <= 1 or least <= sum(count * min(shape.lanes) for shape, count in combo))
-    )
-
-
-def _no_microbatches(problem: Problem) -> NoPlanError:
-    hint = "add 1 to train.microbatch_rows, or change train.global_batch_rows"
-    if problem.max_shapes is not None:
-        hint += ", or raise plan.max_shapes"
-    return NoPlanError(
-        f"no whole microbatches of {list(problem.row_choices)} rows share out"
-        f" {problem.batch_rows} rows",
-        hint=hint,
     )
 
 
@@ -237,17 +231,18 @@ def _polish_best(
     maker: ShapeMaker, judged: Sequence[Candidate], *, many: bool = False
 ) -> list[Candidate]:
     """Polish the best few that differ in their outline; more of them where simulations are short."""
-    chosen = _leaders(judged, _outline)
-    polished = []
     num_devices = maker.problem.num_devices
-    most = _NUM_POLISHED_SMALL if num_devices <= _SMALL else _NUM_POLISHED
-    most_tries = _POLISH_BUDGET
     if many:
-        most, most_tries = _NUM_POLISHED_MANY, min(_MOST_TRIES_MANY, _RANKS_BUDGET // num_devices)
-    if num_devices <= FEW:
-        first, most_tries = _POLISH_BUDGET_FEW
-        chosen = _leaders(judged, _build)[:_NUM_POLISHED_FEW]
-        chosen = _leaders([polish(maker, c, budget=first) for c in chosen], _build)
+        chosen, most = _leaders(judged, _outline), _NUM_POLISHED_MANY
+        most_tries = min(_MOST_TRIES_MANY, _RANKS_BUDGET // num_devices)
+    else:
+        first, most_tries = _POLISH_BUDGET
+        chosen = _leaders(judged, _build)[:_NUM_POLISHED]
+        chosen, most = (
+            _leaders([polish(maker, c, budget=first) for c in chosen], _build),
+            _NUM_AGAIN,
+        )
+    polished = []
     for candidate in chosen[:most]:
         budget = min(most_tries, _EVENTS_BUDGET // (most * _events(candidate.groups)))
         polished.append(polish(maker, candidate, budget=budget))
@@ -288,21 +283,6 @@ def _build(candidate: Candidate) -> tuple[object, ...]:
     return tuple(sorted((g.shape.kinds, g.shape.rows, len(g.counts)) for g in candidate.groups))
 
 
-def _check_batch(problem: Problem) -> None:
-    """Refuse a batch that no number of whole microbatches makes up."""
-    reachable = {0}
-    for rows in problem.row_choices:
-        for total in range(rows, problem.batch_rows + 1):
-            if total - rows in reachable:
-                reachable.add(total)
-    if problem.batch_rows not in reachable:
-        raise NoPlanError(
-            f"{problem.batch_rows} rows per step cannot be made of microbatches of"
-            f" {list(problem.row_choices)} rows",
-            hint="add a divisor of train.global_batch_rows to train.microbatch_rows",
-        )
-
-
 def lanes_that_help(problem: Problem) -> tuple[int, ...]:
     """Return lanes with which some pipeline fits where none does without: first stages then hold fewer microbatches."""
     if problem.takes_turns or _any_fits(problem):
@@ -315,53 +295,3 @@ def _any_fits(problem: Problem) -> bool:
     if is_large(problem):
         return len(many_shapes(maker)) > 0
     return bool(enumerate_shapes(maker, quick=True))
-
-
-def shortage(maker: ShapeMaker) -> NoPlanError:
-    """Return the error that names the group which lacks memory, how much, and what would help."""
-    problem = maker.problem
-    deep = [number for number, kind in enumerate(problem.kinds) if kind.lanes == 1]
-    lean = {problem.places[number]: number for number in deep}  # the last of each group
-    orders = islice(permutations(lean.values()), _MOST_ORDERS)
-    lacking, kind_number, held = min(_lacking(maker, order) for order in orders)
-    kind = problem.kinds[kind_number]
-    have = "; ".join(
-        f"{len(k.seats)} x {k.name} with {(k.limit_bytes or 0) / GIB:.3g} GiB to use"
-        for k in problem.groups
-    )
-    rows = problem.row_choices[0]
-    knobs = ["add devices", "lower data.seq_len", "train in a smaller dtype"]
-    if not any(kind.recompute for kind in problem.kinds):
-        knobs.insert(0, "allow plan.recompute")
-    if rows > 1:
-        knobs.insert(0, "allow smaller train.microbatch_rows")
-    if problem.max_stages < min(problem.num_devices, problem.model.num_layers):
-        knobs.insert(0, f"raise plan.max_stages (now {problem.max_stages})")
-    return NoPlanError(
-        f"no split fits: {kind.name} lacks {max(lacking, 1) / GIB:.3g} GiB ({have}; together they"
-        f" hold {held} of {problem.model.num_layers} layers with {plural(rows, 'row')} per microbatch)",
-        hint=", or ".join(knobs),
-    )
-
-
-def _lacking(maker: ShapeMaker, order: Sequence[int]) -> tuple[int, int, int]:
-    """Return bytes that the deepest pipeline in this order lacks, the tightest kind, and layers held."""
-    problem = maker.problem
-    stages = [
-        kind
-        for kind in order
-        for _ in range(len(problem.kinds[kind].seats) // problem.kinds[kind].width)
-    ][: problem.max_stages]
-    rows = problem.row_choices[0]
-    lacking = held = 0
-    room: dict[int, int] = {}
-    for index, kind in enumerate(stages):
-        window = len(stages) - index
-        spare = maker.spare_bytes(kind, rows, window=window, first=index == 0) or 0
-        lacking += max(0, -spare)
-        held += max(0, maker.cap(kind, rows, window=window, first=index == 0))
-        room[kind] = min(room.get(kind, spare), spare)
-    missing = max(0, problem.model.num_layers - held)
-    lacking += missing * maker.layer_bytes(stages[-1], rows, window=1)
-    tightest = min(room, key=lambda kind: (room[kind], kind))
-    return lacking, tightest, min(held, problem.model.num_layers)

@@ -134,7 +134,7 @@ def test_memory_decides_for_a_mixed_pipeline() -> None:
     assert {rank.vendor for rank in result.split.ranks} == {"big", "tiny"}
     assert any(len(replica.stages) > 1 for replica in result.split.replicas)
     assert "memory" in result.gap_reason
-    assert "GiB" in result.baselines[1].why
+    assert "iB" in result.baselines[1].why
 
 
 def test_slow_link_moves_the_sync_inside_the_vendors() -> None:
@@ -200,7 +200,7 @@ def test_no_plan_names_group_shortfall_and_knob() -> None:
         Lab(chips=chips, rows=(2, 4), limits=PlanLimits(max_stages=2)).plan()
     text = caught.value.message
     assert "lacks" in text
-    assert "GiB" in text
+    assert "MiB" in text
     assert "2 x fast fast-chip" in text
     hint = caught.value.hint or ""
     assert hint.startswith("raise plan.max_stages (now 2), or allow smaller train.microbatch_rows")

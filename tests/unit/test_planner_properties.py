@@ -96,7 +96,7 @@ def plan_or_none(lab: Lab) -> Plan | None:
     try:
         return lab.plan()
     except NoPlanError as error:
-        return None if "GiB" in error.message and error.hint else pytest.fail(str(error))
+        return None if "iB to use" in error.message and error.hint else pytest.fail(str(error))
 
 
 @settings(max_examples=examples(8), deadline=None)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hetrun.arch import layer_at
 from hetrun.errors import NoPlanError
 from hetrun.model import MIB, Dtype, Link, LinkKind, PlanLimits
+from hetrun.planner import plan
 from hetrun.planner.check import check_split
 from hetrun.planner.kinds import parts_by_tp
 from hetrun.planner.memory import Load, layer_bytes
@@ -92,10 +93,12 @@ def test_short_memory_makes_the_small_vendor_recompute_alone_but_not_behind_the_
 
 def test_layers_are_shared_inside_a_host_where_they_fit_in_no_other_way() -> None:
     chips = [
-        Chips(vendor="x", num_devices=8, memory=0.40 * MIB, per_host=4),
-        Chips(vendor="y", num_devices=4, memory=0.44 * MIB, per_host=2, gflops=0.6),
+        Chips(vendor="x", num_devices=8, memory=0.32 * MIB, per_host=4),
+        Chips(vendor="y", num_devices=4, memory=0.35 * MIB, per_host=2, gflops=0.6),
     ]
     lab = Lab(chips=chips, model=small_model(4), batch=32, rows=(1,), seq_len=16)
+    with pytest.raises(NoPlanError):
+        lab.plan()
     shared = replace(lab, limits=PlanLimits(tp=(1, 2, 4))).plan()
     stages = [stage for replica in shared.split.replicas for stage in replica.stages]
     assert {len(stage.ranks) for stage in stages} != {1}
@@ -151,6 +154,23 @@ def test_recomputation_is_the_knob_that_a_refusal_names() -> None:
     with pytest.raises(NoPlanError) as caught:
         replace(tight, limits=PlanLimits()).plan()
     assert "allow plan.recompute" in (caught.value.hint or "")
+
+
+def test_recomputation_that_is_allowed_and_was_not_profiled_is_to_be_profiled() -> None:
+    tight = replace(SHORT_OF_MEMORY, chips=[replace(X, memory=units(8), num_devices=2)])
+    plain = replace(tight, limits=PlanLimits())
+    recipe = replace(plain.recipe, plan=PlanLimits(recompute=True))
+    with pytest.raises(NoPlanError) as caught:
+        plan(plain.facts, plain.profile, recipe, targets={})
+    hint = caught.value.hint or ""
+    assert "run `hetrun profile` again" in hint
+    assert "allow plan.recompute" not in hint
+
+
+def test_a_shortage_is_said_in_the_unit_that_fits() -> None:
+    lab = Lab(chips=[Chips(vendor="x", num_devices=2, memory=0.3 * MIB)], batch=8)
+    with pytest.raises(NoPlanError, match=r"lacks [1-9][\d.]* MiB .* with 0\.276 MiB to use"):
+        lab.plan()
 
 
 @st.composite
