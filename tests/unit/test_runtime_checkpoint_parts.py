@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from hetrun.arch import BYTES_PER_ELEMENT
 from hetrun.model import CheckpointSpec, ModelSpec, Plan
+from hetrun.runtime import checkpoint_files as files
 from hetrun.runtime.boxes import covers, whole_box
 from hetrun.runtime.checkpoint import domain_of, lost_with
 from hetrun.runtime.checkpoint_files import BadCheckpointError
-from hetrun.runtime.state import State, entries, held_units
+from hetrun.runtime.export_hf import export
+from hetrun.runtime.network import initial_value
+from hetrun.runtime.state import Saved, State, entries, held_units
 from hetrun.schedule.sync import gradient_buckets
 from tests.dist.plans import MODEL, Pipeline, make_plan
 from tests.dist.saving import on_hosts
 from tests.unit.checkpoint_lab import MODEL as SMALL
-from tests.unit.checkpoint_lab import shared_stage, whole_stage
+from tests.unit.checkpoint_lab import an_index, shared_stage, whole_stage
 
 TIED = replace(MODEL, tied_embeddings=True)
 THREE = (Pipeline((5, 3), 1, 2), Pipeline((8,), 1, 2), Pipeline((2, 3, 3), 1, 2))
@@ -136,3 +140,32 @@ def test_copies_do_not_change_with_the_next_step() -> None:
     assert all(torch.equal(copies[name], before[name]) for name in before)
     name = "layer.1.q.weight"
     assert not torch.equal(copies[name], dict(stage.named_parameters())[name])
+
+
+def test_shares_of_layers_are_exported_as_whole_matrices(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = tmp_path / "step-6"
+    folder.mkdir()
+    sizes = {}
+    for place in range(2):
+        stage = shared_stage(place)
+        held = [
+            Saved(name, stage.boxes.get(name) or whole_box(p.shape), p.detach())
+            for name, p in stage.named_parameters()
+            if place == 0 or name in stage.boxes
+        ]
+        tensors, parts = entries(held)
+        path = folder / files.shard_name(place)
+        sizes[path.name] = files.write_shard(path, tensors, files.metadata_of(parts))
+    files.write_index(folder, replace(an_index(SMALL), files=sizes))
+    export([folder], tmp_path / "model")
+    model = load_file(tmp_path / "model" / "model.safetensors")
+    for name, theirs in (
+        ("layer.2.o.weight", "model.layers.2.self_attn.o_proj.weight"),
+        ("layer.1.k.weight", "model.layers.1.self_attn.k_proj.weight"),
+        ("embedding.weight", "model.embed_tokens.weight"),
+    ):
+        shape = model[theirs].shape
+        value = initial_value(name, shape, model=SMALL, seed=5).to(torch.float64)
+        assert torch.equal(model[theirs], value)
