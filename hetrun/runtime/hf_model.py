@@ -134,6 +134,7 @@ def build_on_meta(model: ModelSpec) -> Any:
         config.use_cache = False
         with torch.device("meta"):
             built = library.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            built.tie_weights()  # the first releases of 5 leave it undone on the meta device
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         raise ConfigError(
             f"transformers {library.__version__} cannot build this {model.family} config: {error}",
