@@ -27,6 +27,7 @@ from hetrun.report.words import (
     headline,
     layers_of,
     numbers_of,
+    paced,
     shape_of,
     some,
     way_of,
@@ -93,6 +94,8 @@ def report_view(report: RunReport) -> RenderableType:
         parts.append(cell(report.verdict))
     if report.num_comparisons:
         parts.append(cell(compared(report)))
+    if report.pacing:
+        parts.append(cell(paced(report.pacing)))
     parts += [cell(f"warning: {warning}", "yellow") for warning in report.warnings]
     return stack(*parts)
 

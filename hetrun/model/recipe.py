@@ -194,12 +194,14 @@ class LaunchSpec(Noun):
     step_timeout_s: float = 300.0  # no progress on any rank for so long is a hang
     lease_s: float = 15.0  # a host that hears nothing for so long stops its ranks
     stop_grace_s: float = 5.0
+    pace: float | None = None  # emulated chips: real seconds per modelled one; None: as they come
     env: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for what in ("start_timeout_s", "step_timeout_s", "stop_grace_s"):
             need(getattr(self, what) > 0, f"launch: {what} {getattr(self, what)}, need more than 0")
+        need(self.pace is None or self.pace > 0, f"launch: pace {self.pace}, need more than 0")
         need(5 <= self.lease_s <= 3600, f"launch: lease_s {self.lease_s}, need 5 to 3600")
         for key in (*self.env, *self.secrets):
             need(

@@ -43,6 +43,8 @@ class StepEvent(Noun):
     grad_norm: float
     learning_rate: float
     peak_memory_bytes: int | None = None
+    real_s: float | None = None  # paced runs: real seconds of the step
+    late_s: float | None = None  # paced runs: most that real time was behind the pace in the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +265,15 @@ class StageUse(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing(Noun):
+    """How well real time followed modelled time in a paced run; the first step is left out."""
+
+    pace: float  # real seconds wanted per modelled one
+    error: float  # median over steps of real_s / (pace x step_s) - 1, of the slowest rank
+    late_s: float  # most that a rank was behind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace(Noun):
     """Timeline of one rank in the traced step."""
 
@@ -321,3 +332,4 @@ class RunReport(Noun):
     held_out: tuple[HeldOutLoss, ...] = ()
     num_comparisons: int = 0  # steps after which shared parameters were compared
     num_drifts: int = 0  # parts that differed, over all comparisons
+    pacing: Pacing | None = None  # None where the run was not paced

@@ -18,6 +18,7 @@ from hetrun.model import (
     Failure,
     HeldOutLoss,
     LossCurve,
+    Pacing,
     Plan,
     RankTrace,
     RankUse,
@@ -87,10 +88,26 @@ def build_report(run_dir: Path) -> RunReport:
         idle_devices=plan.idle_devices,
         runner_up=plan.runner_up,
         held_out=tuple(HeldOutLoss(step=step, loss=x) for step, x in gathered.held_out.items()),
+        pacing=_pacing(plan, gathered.steps),
         num_comparisons=len({step for sums in gathered.ranks.values() for step in sums.compared}),
         num_drifts=sum(sum(sums.compared.values()) for sums in gathered.ranks.values()),
     )
     return replace(report, warnings=doubts(report, plan, outcome, gathered=gathered))
+
+
+def _pacing(plan: Plan, steps: Sequence[StepSums]) -> Pacing | None:
+    """How well real time followed, where launch wanted a pace."""
+    pace = plan.recipe.launch.pace
+    paced = [
+        (s.real_s, s.step_s, s.late_s) for s in _later(steps) if s.real_s and s.late_s is not None
+    ]
+    if pace is None or not paced:
+        return None
+    return Pacing(
+        pace=pace,
+        error=statistics.median(real_s / (pace * step_s) for real_s, step_s, _ in paced) - 1,
+        late_s=max(late_s for *_, late_s in paced),
+    )
 
 
 def step_seconds(steps: Sequence[StepSums]) -> float:

@@ -18,6 +18,7 @@ from hetrun.report.words import (
     format_rate,
     format_seconds,
     layers_of,
+    paced,
     some,
 )
 
@@ -42,6 +43,8 @@ def loss_section(report: RunReport) -> Html:
         words += " Rings: mean over the tokens of the held-out rows, after that step."
     if report.num_comparisons:
         words += f" {compared(report)}."
+    if report.pacing:
+        words += f" {paced(report.pacing)}."
     return _section(
         "Loss", words, loss_chart(report.loss.values, report.first_step, report.held_out)
     )

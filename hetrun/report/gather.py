@@ -78,6 +78,8 @@ class StepSums:
     same_tokens: bool = True
     num_ranks: int = 1
     wall_s: float = 0.0
+    real_s: float | None = None  # of the slowest rank, in paced runs
+    late_s: float | None = None
 
     def add(self, event: StepEvent) -> None:
         """Count what one more rank said."""
@@ -85,6 +87,8 @@ class StepSums:
         self.num_ranks += 1
         self.same_tokens = self.same_tokens and event.num_tokens == self.num_tokens
         self.wall_s = max(self.wall_s, event.wall_s)
+        self.real_s = max(self.real_s or 0.0, event.real_s) if event.real_s is not None else None
+        self.late_s = max(self.late_s or 0.0, event.late_s) if event.late_s is not None else None
         self.lowest_loss = min(self.lowest_loss, event.loss)
         self.highest_loss = max(self.highest_loss, event.loss)
 
@@ -196,4 +200,6 @@ def _first_of(event: StepEvent) -> StepSums:
         highest_loss=event.loss,
         num_tokens=event.num_tokens,
         wall_s=event.wall_s,
+        real_s=event.real_s,
+        late_s=event.late_s,
     )

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from hetrun.errors import JobError
-from hetrun.model import GIB, RankPlan, StagePlan
+from hetrun.errors import ConfigError, JobError
+from hetrun.model import GIB, Plan, RankPlan, StagePlan
+from hetrun.runtime.process import sleep_tightly
 
 
 class OutOfMemoryError(JobError):
@@ -67,6 +68,53 @@ class VirtualClock:
         self._now_s += planned_s
 
 
+class PacedClock(VirtualClock):
+    """Modelled time that real time follows: whoever is ahead of `pace` real seconds per modelled one sleeps.
+
+    Whoever is behind, since the arithmetic took longer than the chip would, sleeps less later: it does not add up in a step.
+    """
+
+    def __init__(
+        self,
+        pace: float,
+        *,
+        wall: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__()
+        self._pace = pace
+        self._wall = wall
+        self._sleep = sleep
+        self._start_s = wall()
+        self.late_s = 0.0  # most that this step has been behind
+
+    def start_step(self) -> None:
+        """Set both clocks to 0."""
+        super().start_step()
+        self._start_s = self._wall()
+        self.late_s = 0.0
+
+    def wait_until(self, when_s: float) -> None:
+        """Sleep until an input is there."""
+        super().wait_until(when_s)
+        self._follow()
+
+    def spend(self, planned_s: float) -> None:
+        """Sleep for what is left of the chip's time once the arithmetic is done."""
+        super().spend(planned_s)
+        self._follow()
+
+    def real_s(self) -> float:
+        """Real seconds since the step began."""
+        return self._wall() - self._start_s
+
+    def _follow(self) -> None:
+        ahead_s = self._pace * self.now_s() - self.real_s()
+        if ahead_s > 0:
+            self._sleep(ahead_s)
+        self.late_s = max(self.late_s, self.real_s() - self._pace * self.now_s())
+
+
 class WallClock:
     """Real time; the device is waited for, so that a reading covers the work asked of it."""
 
@@ -91,6 +139,26 @@ class WallClock:
     def spend(self, planned_s: float) -> None:
         """Wait for the device, whatever was planned."""
         self._synchronize()
+
+
+def make_clock(plan: Plan, synchronize: Callable[[], None]) -> Clock:
+    """The clock of a run: modelled where some chip of the plan is emulated, paced where launch wants it, else real.
+
+    Raises:
+        ConfigError: a pace for real devices, whose time nobody can change.
+    """
+    pace = plan.recipe.launch.pace
+    if not plan.emulated:
+        if pace is not None:
+            raise ConfigError(
+                f"launch: pace {pace:g}, but no device of this plan is emulated",
+                hint="leave launch.pace out of the recipe",
+            )
+        return WallClock(synchronize)
+    if pace is None:
+        return VirtualClock()
+    sleep_tightly()
+    return PacedClock(pace)
 
 
 def check_memory(stage: StagePlan, rank: RankPlan) -> None:

@@ -30,7 +30,7 @@ from hetrun.model import (
 from hetrun.runtime import drift
 from hetrun.runtime.data import TokenStream
 from hetrun.runtime.device import peak_memory_bytes, synchronize
-from hetrun.runtime.emulate import Clock, VirtualClock, WallClock, check_memory
+from hetrun.runtime.emulate import Clock, PacedClock, check_memory, make_clock
 from hetrun.runtime.engine import Microbatch, PipelineEngine, Timeline, lane_of
 from hetrun.runtime.evaluate import evaluate, held_out_batches
 from hetrun.runtime.groups import connect_neighbours, connect_sync, create_groups
@@ -105,9 +105,7 @@ class Trainer:
             weights=first_values(self.stage, recipe.weights),
         )
         precision.prepare(self.stage)
-        self._clock: Clock = (
-            VirtualClock() if plan.emulated else WallClock(lambda: synchronize(device))
-        )
+        self._clock: Clock = make_clock(plan, lambda: synchronize(device))
         run = simulate_replica(self.replica)
         self._lane = lane_of(run, self.replica, self.rank)
         self._engine = PipelineEngine(
@@ -151,6 +149,7 @@ class Trainer:
         communication_s = synced_s - computed_s + clock.now_s() - updated_s
         clock.wait_until(synced_s + self._planned_update_s)
         step_s = clock.now_s()
+        paced = clock if isinstance(clock, PacedClock) else None
         busy_s = timeline.seconds("F", "B", "W", "optimizer")
         event = StepEvent(
             rank=self.rank.rank,
@@ -165,6 +164,8 @@ class Trainer:
             grad_norm=totals.gradient_norm,
             learning_rate=learning_rate,
             peak_memory_bytes=self._peak_memory_bytes(),
+            real_s=paced.real_s() if paced else None,
+            late_s=paced.late_s if paced else None,
         )
         return StepResult(event=event, spans=tuple(timeline.spans), stop=totals.stop)
 
