@@ -33,7 +33,9 @@ def run_ranks(
     processes, pipes = [], []
     for rank in range(world_size):
         receiver, sender = _context.Pipe(duplex=False)
-        process = _context.Process(target=_main, args=(sender, function, rank, store_path, *args))
+        process = _context.Process(
+            target=_main, args=(sender, timeout_s, function, rank, store_path, *args)
+        )
         process.start()
         sender.close()
         processes.append(process)
@@ -71,9 +73,14 @@ def _answers(pipes: list[Connection], timeout_s: float) -> list[Any]:
 
 
 def _main(
-    pipe: Connection, function: Callable[..., Any], rank: int, store_path: Path, *args: Any
+    pipe: Connection,
+    timeout_s: float,
+    function: Callable[..., Any],
+    rank: int,
+    store_path: Path,
+    *args: Any,
 ) -> None:
-    signal.alarm(60)  # whoever forgets this process, it ends
+    signal.alarm(int(timeout_s) + 10)  # whoever forgets this process, it ends
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         answer = (True, function(rank, store_path, *args))
