@@ -201,7 +201,7 @@ def _leaving(ends: Sequence[Hashable], others: Sequence[Hashable]) -> list[Hasha
 def stage_parameters(model: ModelSpec, piece: Piece, *, tp: int = 1) -> int:
     """Return how many parameters each of `tp` devices of a stage holds: its share of the layers, the rest whole.
 
-    A tied matrix lives wherever embedding or head are.
+    A tied matrix, with all that belongs to the embedding, lives wherever embedding or head are.
     """
     end = piece.first_layer + piece.num_layers
     count = -(-arch.layers_parameters(model, piece.first_layer, end) // tp)
@@ -209,8 +209,9 @@ def stage_parameters(model: ModelSpec, piece: Piece, *, tp: int = 1) -> int:
         count += arch.embedding_parameters(model)
     if piece.has_head:
         count += arch.head_parameters(model)
-        if model.tied_embeddings and piece.has_embedding:
+        if model.tied_embeddings:
             count -= model.vocab_size * model.hidden_size
+            count += 0 if piece.has_embedding else arch.embedding_parameters(model)
     return count
 
 

@@ -73,10 +73,8 @@ class Reweigh:
         if stage.has_head:
             norm = arch.final_norm_parameters(model)
             yield self._copies["head"], False, norm + (0 if model.tied_embeddings else matrix)
-        if stage.has_embedding:
+        if stage.has_embedding or (stage.has_head and model.tied_embeddings):
             yield self._copies["table"], False, arch.embedding_parameters(model)
-        elif stage.has_head and model.tied_embeddings:
-            yield self._copies["table"], False, matrix
 
     def _count(self, rows: int, stage: StagePlan, held: int, tp: int) -> int:
         model = self._recipe.model

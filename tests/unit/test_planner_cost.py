@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun import arch
+from hetrun.arch.hf import from_config
 from hetrun.model import Dtype, Link, LinkKind, ModelSpec, RowTiming
 from hetrun.planner.cost import (
     Crossings,
@@ -108,6 +109,14 @@ def test_parameters_of_all_stages_add_up_to_the_model(tied: bool) -> None:
     copies = model.vocab_size * model.hidden_size if tied else 0  # the tied matrix lives on both
     split = stage_parameters(model, first) + stage_parameters(model, last)
     assert split == arch.total_parameters(model) + copies
+
+
+def test_a_tied_head_holds_all_that_belongs_to_the_embedding() -> None:
+    """Learned positions too: the ranks of both ends add up and update one unit."""
+    keys = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 2, "vocab_size": 257}
+    model = from_config(keys)
+    last = Piece(first_layer=4, num_layers=0, has_embedding=False, has_head=True)
+    assert stage_parameters(model, last) == (257 + 1024) * 32 + 2 * 32
 
 
 def test_bytes_of_a_7b_stage_are_what_one_counts_by_hand() -> None:
