@@ -25,7 +25,9 @@ BATCH_16 = {
     "one-process": (Pipeline((8,), 16, 1),),
     "rows-10-4-2": (Pipeline((8,), 2, 5), Pipeline((8,), 1, 4), Pipeline((8,), 2, 1)),
     "layers-5-3-and-2-3-3": (Pipeline((5, 3), 2, 6), Pipeline((2, 3, 3), 1, 4)),
-    "lanes-2-1-and-real-cuts": (Pipeline((4, 5), 1, 16, cuts=(3.4,), lanes=(2, 1)),),
+    "lanes-2-1-with-tp-1-2-and-real-cuts": (
+        Pipeline((4, 5), 1, 16, cuts=(3.4,), lanes=(2, 1), tp=(1, 2)),
+    ),
 }
 
 
