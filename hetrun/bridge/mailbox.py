@@ -103,10 +103,11 @@ class Mailbox:
             if header.length > EAGER_BYTES or unread > _MAX_UNREAD_BYTES:
                 raise BridgeError(f"rank {peer} sends {header.length} bytes that nobody asked for")
             return memoryview(bytearray(header.length))
-        if posted.into is None or len(posted.into) != header.length:
+        if posted.into is not None and len(posted.into) == header.length:
+            return posted.into
+        if posted.into is not None or header.length > EAGER_BYTES:
             self._wrong_length((peer, header.key), posted, header.length)
-            return memoryview(bytearray(header.length))
-        return posted.into
+        return memoryview(bytearray(header.length))
 
     def arrived(self, peer: int, header: Header, payload: memoryview) -> None:
         """Take a frame that is complete; of DATA, `payload` is what `room_for` returned."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hetrun.bridge.topology import Card, card_from
 from hetrun.errors import ConfigError
@@ -161,12 +162,17 @@ def group_id(name: str, ranks: Iterable[int]) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def chunks(count: int, most: int) -> list[Range]:
-    """Cut `count` elements into as few ranges of at most `most` as there can be, of nearly the same length."""
+def chunks(count: int, most: int, *, unit: int = 1) -> list[Range]:
+    """Cut `count` elements into ranges of nearly the same length, about `most` at most.
+
+    All begin at a multiple of `unit`, so that only the last one needs padding to be divided by it.
+    """
     if count == 0:
         return []
-    parts = -(-count // most)
-    return [(part * count // parts, (part + 1) * count // parts) for part in range(parts)]
+    units = count // unit
+    parts = max(1, -(-count // max(most, unit)))
+    cuts = [part * units // parts * unit for part in range(parts)] + [count]
+    return [(start, end) for start, end in pairwise(cuts) if start < end]
 
 
 def slices(count: int, parts: int) -> list[Range]:

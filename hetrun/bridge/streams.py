@@ -61,7 +61,8 @@ class Outgoing:
         while self._queue and not self._ended:
             await asyncio.sleep(0.001)
         if not self._ended:
-            self._stream.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # the other end is gone already
+                self._stream.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close at once."""

@@ -138,6 +138,23 @@ def test_bytes_arrive_whoever_is_first(ends: Ends, size: int, receiver_first: bo
         assert two.receive(0, KEY, size) == data
 
 
+@pytest.mark.parametrize("receiver_first", [True, False])
+def test_short_message_needs_no_length(ends: Ends, receiver_first: bool) -> None:
+    one, two = ends(2)
+    got: list[bytes] = []
+    wait = threading.Thread(
+        target=lambda: got.append(two.wait(lambda: two.transport.mailbox.receive_short(0, KEY)))
+    )
+    if receiver_first:
+        wait.start()
+        time.sleep(0.05)
+    one.send(1, KEY, b"seven b")
+    if not receiver_first:
+        wait.start()
+    wait.join()
+    assert got == [b"seven b"]
+
+
 def test_messages_are_told_apart_by_key_not_by_order(ends: Ends) -> None:
     one, two = ends(2)
     keys = [Key(1, slot, seq) for slot in range(3) for seq in range(3)]
