@@ -50,7 +50,7 @@ test: setup
 	$(BIN)/pytest -q -n auto -m 'not ssh and not dist and not gpu and not bench' --cov --cov-fail-under=0 --cov-report=
 	$(BIN)/coverage report --include='hetrun/planner/*,hetrun/schedule/*,hetrun/vendors/*,hetrun/model/*,hetrun/efficiency.py' --fail-under=95
 	$(BIN)/pytest -q -n auto -m 'dist and not gpu and not bench'
-	$(BIN)/pytest -q -m 'ssh and not gpu and not bench'
+	$(BIN)/pytest -q -n auto -m 'ssh and not gpu and not bench'
 
 test-ssh: setup
 	$(BIN)/pytest -q -m ssh
