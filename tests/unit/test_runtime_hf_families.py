@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from hetrun.errors import ConfigError, PreflightError
+from hetrun.model import Dtype
 from hetrun.runtime.deferred import DeferredWeights, accumulate_all
 from hetrun.runtime.hf_model import need_transformers, outline
 from hetrun.runtime.hf_stage import HfStage, build_stage
 from hetrun.runtime.network import Stage, summed_loss
+from hetrun.runtime.precision import Precision
 from hetrun.schedule.sync import unit_parameters
 from tests.unit.hf_lab import (
     NUM_LAYERS,
@@ -144,6 +146,25 @@ def test_other_formats_compute_alike_cut_and_uncut(kind: str, dtype: torch.dtype
     loss = summed_loss(built(tokens).logits, tokens, torch.ones_like(tokens))
     assert pass_through(stages, CUTS[0], tokens) == loss.item()
     assert {p.dtype for stage in stages for p in stage.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "olmo2", "qwen3"])
+def test_bf16_mixed_sends_bf16_and_gathers_fp32_alike_cut_and_uncut(kind: str) -> None:
+    precision = Precision(Dtype.BF16_MIXED, torch.device("cpu"))
+    model, tokens = tiny(kind), some_tokens()
+    stages = [a_stage(model, layers, dtype=precision.parameters) for layers in HELD]
+    at_once = whole(model, dtype=precision.parameters)
+    for stage in (*stages, at_once):
+        precision.prepare(stage)
+    with precision.step(), precision.arithmetic():
+        loss = summed_loss(at_once(tokens), tokens, torch.ones_like(tokens))
+        assert pass_through(stages, CUTS[0], tokens) == loss.item()
+        assert stages[0](tokens, HELD[0]).dtype is torch.bfloat16
+    loss.backward()
+    found, expected = added_gradients(stages), added_gradients([at_once])
+    assert {gradient.dtype for gradient in found.values()} == {torch.float32}
+    for name, gradient in expected.items():
+        assert torch.equal(found[name], gradient), name
 
 
 def test_dropout_is_off_while_training() -> None:
