@@ -18,8 +18,8 @@ from hetrun.cli.streams import no_stdout
 from hetrun.errors import ConfigError
 from hetrun.model import Facts, Plan, Profile, Recipe
 from hetrun.planner.explain import explain as explain_plan
-from hetrun.planner.export import TARGETS
-from hetrun.planner.export import export as export_plan
+from hetrun.planner.export import TARGETS, known_target
+from hetrun.planner.export.within import export_within
 from hetrun.planner.whatif import change, compare
 from hetrun.report.plan_page import to_page
 
@@ -76,24 +76,28 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose who holds which layers and takes which rows; say how far that is from the optimum."""
-    _check_one({"--what-if": bool(what_if), "--export": export is not None, "--explain": explain})
+    _check_asked(what_if=bool(what_if), export=export, explain=explain)
     found, measured = store.load(Facts, facts), store.load(Profile, profile)
     wanted = _wanted(recipe, pin, max_shapes)
     chosen = _choose(found, measured, wanted)
     if what_if:
         chosen = _what_if(chosen, (found, measured), what_if, out, as_json=json)
     elif export is not None:
-        _export(chosen, export, out, as_json=json)
+        chosen = _export(chosen, (found, measured), export, out, as_json=json)
     else:
         _save(chosen, out or _PLAN, measured if explain else None, as_json=json)
     if html is not None:
         store.save_text(to_page(chosen), html)
 
 
-def _check_one(asked: dict[str, bool]) -> None:
+def _check_asked(*, what_if: bool, export: str | None, explain: bool) -> None:
+    """Refuse two questions at once and a target that nobody knows, before any search."""
+    asked = {"--what-if": what_if, "--export": export is not None, "--explain": explain}
     given = [flag for flag, is_given in asked.items() if is_given]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} at once", hint="ask for one of them at a time")
+    if export is not None:
+        known_target(export)
 
 
 def _wanted(recipe: Path, pin: Path | None, max_shapes: int | None) -> Recipe:
@@ -136,9 +140,12 @@ def _what_if(
     return after
 
 
-def _export(chosen: Plan, target: str, out: Path | None, *, as_json: bool) -> None:
-    """Write the words of another trainer; what is lost goes to stderr as well."""
-    result = export_plan(chosen, target)
+def _export(
+    best: Plan, things: tuple[Facts, Profile], target: str, out: Path | None, *, as_json: bool
+) -> Plan:
+    """Write the plan, or the best one that the target can express; what is lost goes to stderr as well."""
+    own = export_within(best, target, lambda recipe: _choose(*things, recipe))
     if out is not None:
-        store.save_text(result.text, out)
-    render.show_export(result, to_stdout=out is None, as_json=as_json)
+        store.save_text(own.export.text, out)
+    render.show_export(own.export, to_stdout=out is None, as_json=as_json)
+    return own.plan

@@ -242,6 +242,7 @@ def model_flags(plan: Plan, lost: list[str]) -> list[str]:
     flags += [f"--adam-beta1 {train.beta1:g}", f"--adam-beta2 {train.beta2:g}"]
     flags += [f"--adam-eps {train.eps:g}", f"--clip-grad {train.clip_norm or 0:g}"]
     flags += [f"--seed {train.seed}", *_DTYPE_FLAG[train.dtype]]
+    flags += ["--use-distributed-optimizer"] * (plan.split.replicas[0].zero > 0)
     if train.dtype is Dtype.FP64:
         lost.append("dtype fp64: the target trains in fp32 at most")
     lost.append("data and tokenizer: give the target's own flags")

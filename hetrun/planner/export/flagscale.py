@@ -75,6 +75,7 @@ def _system(plan: Plan, meshes: list[list[StagePlan]]) -> list[str]:
         "system:",
         f"  tensor_model_parallel_size: {len(meshes[0][0].ranks)}",
         f"  pipeline_model_parallel_size: {len(layers)}",
+        *(["  use_distributed_optimizer: true"] if plan.split.replicas[0].zero else []),
         *(
             ["  precision:", "    bf16: true"]
             if plan.recipe.train.dtype in (Dtype.BF16, Dtype.BF16_MIXED)
