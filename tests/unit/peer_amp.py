@@ -223,6 +223,7 @@ def _model(tp: int) -> ModelSpec:
         vocab_size=52256,
         tied_embeddings=True,
         family="gpt2",
+        config='{"model_type": "gpt2"}',
         counts=ModelCount(
             layers=(
                 LayerCount(

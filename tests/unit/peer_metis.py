@@ -72,6 +72,7 @@ MODEL = ModelSpec(
     ffn_size=16384,
     vocab_size=32000,
     family="gpt",
+    config='{"model_type": "gpt"}',
     counts=ModelCount(
         layers=(
             LayerCount(

@@ -85,6 +85,7 @@ MODEL = ModelSpec(
     ffn_size=4096,
     vocab_size=50272,
     family="opt",
+    config='{"model_type": "opt"}',
     counts=ModelCount(
         layers=(
             LayerCount(
