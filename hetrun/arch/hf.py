@@ -12,9 +12,9 @@ from hetrun.arch.config import BadConfigError, Config
 from hetrun.arch.families import FAMILIES, Attention, Decoder, Ffn
 from hetrun.model import LayerCount, ModelCount, ModelSpec
 
-__all__ = ["BadConfigError", "from_config", "learned_positions"]
+__all__ = ["BadConfigError", "from_config", "learned_positions", "portable_keys"]
 
-_LEFT_OUT = (  # what a config says of its files, of code to fetch, and of how others run it
+_LEFT_OUT = (  # see `portable_keys`
     "architectures",
     "attn_implementation",
     "auto_map",
@@ -22,7 +22,11 @@ _LEFT_OUT = (  # what a config says of its files, of code to fetch, and of how o
     "experts_implementation",
     "id2label",
     "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
     "quantization_config",
+    "return_dict",
     "task_specific_params",
     "torch_dtype",
     "transformers_version",
@@ -79,13 +83,18 @@ def learned_positions(keys: Mapping[str, Any]) -> int | None:
     return decoder.positions - (2 if keys.get("model_type") == "opt" else 0)
 
 
-def _portable(config: Config, decoder: Decoder) -> str:
-    """Return the config as JSON, the same for the same model, without what says nothing of its shape."""
-    kept = {
+def portable_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config says of the model itself: nothing of code to fetch, kernels, files and what is given out."""
+    return {
         key: value
-        for key, value in config.keys.items()
+        for key, value in keys.items()
         if key not in _LEFT_OUT and not key.startswith("_")
     }
+
+
+def _portable(config: Config, decoder: Decoder) -> str:
+    """Return the config as JSON, the same for the same model."""
+    kept = portable_keys(config.keys)
     kept["model_type"] = _TEXT_OF.get(config.kind, config.kind)
     kept["tie_word_embeddings"] = decoder.tied  # families differ in what they take for granted
     return json.dumps(kept, sort_keys=True, separators=(",", ":"))

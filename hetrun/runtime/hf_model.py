@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hetrun.arch.families import FAMILIES
+from hetrun.arch.hf import portable_keys
 from hetrun.errors import ConfigError, PreflightError
 from hetrun.model import ModelSpec
 from hetrun.schedule.sync import unit_parameters
@@ -125,17 +126,18 @@ def build_on_meta(model: ModelSpec) -> Any:
         ConfigError: it cannot build the config.
     """
     library = need_transformers()
-    keys = json.loads(model.config or "{}")
+    keys = portable_keys(json.loads(model.config or "{}"))
     kind = keys.pop("model_type", None)
     if kind not in FAMILIES:
         raise ConfigError(f"model: {kind!r} is none of the families {', '.join(sorted(FAMILIES))}")
+    strict = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     try:
         config = library.AutoConfig.for_model(kind, **keys)
         config.use_cache = False
         with torch.device("meta"):
             built = library.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             built.tie_weights()  # the first releases of 5 leave it undone on the meta device
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, strict) as error:
         raise ConfigError(
             f"transformers {library.__version__} cannot build this {model.family} config: {error}",
             hint="a newer transformers may know it",

@@ -201,6 +201,8 @@ def test_what_was_counted_otherwise_is_refused_by_unit() -> None:
     [
         ({"model_type": "t5"}, "'t5' is none of the families"),
         ({"n_embd": 15}, "transformers .* cannot build this gpt2 config"),
+        ({"layer_norm_epsilon": "x"}, "transformers .* cannot build this gpt2 config"),
+        ({"activation_function": "none"}, "transformers .* cannot build this gpt2 config"),
     ],
 )
 def test_config_that_transformers_cannot_build_is_refused(
@@ -210,6 +212,21 @@ def test_config_that_transformers_cannot_build_is_refused(
     model = replace(tiny("gpt2"), config=json.dumps({**keys, **config}))
     with pytest.raises(ConfigError, match=says):
         outline(model)
+
+
+def test_what_a_config_says_of_kernels_and_results_changes_nothing() -> None:
+    """A plan may come from elsewhere than from our recipes."""
+    keys = json.loads(tiny("mixtral").config or "")
+    noise = {
+        "_attn_implementation": "somebody/kernels",
+        "attn_implementation": "somebody/kernels",
+        "auto_map": {"AutoModelForCausalLM": "theirs--modeling.Model"},
+        "output_router_logits": True,
+        "return_dict": False,
+        "use_cache": True,
+    }
+    model = replace(tiny("mixtral"), config=json.dumps({**keys, **noise}))
+    assert torch.equal(whole(model)(some_tokens()), whole(tiny("mixtral"))(some_tokens()))
 
 
 def test_missing_or_old_transformers_is_told_with_what_to_do(
