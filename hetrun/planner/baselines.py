@@ -8,7 +8,7 @@ from hetrun.errors import NoPlanError
 from hetrun.model import Baseline
 from hetrun.planner.bound import ideal_rows_per_s
 from hetrun.planner.problem import Problem
-from hetrun.planner.search import Outcome, is_large, search
+from hetrun.planner.search import Outcome, search
 from hetrun.planner.words import shape_words
 from hetrun.planner.zero import with_zero
 
@@ -29,11 +29,10 @@ def _alone(
     """Plan one vendor alone; without other vendors that is the plan itself."""
     own = problem if len(problem.vendors) == 1 else problem.only(vendor)
     scaled_rows = _whole_rows(own, problem.batch_rows * share)
-    large = is_large(problem)
     why = shape = ""
     rows_per_s = scaled_rows_per_s = None
     try:
-        find = partial(search, large=large)
+        find = partial(search, among=problem.num_devices)
         outcome = mixed if own is problem else with_zero(own, find)
         rows_per_s = own.batch_rows / outcome.best.step_s
         shape = shape_words(outcome.best.layout.replicas)

@@ -34,6 +34,7 @@ _MILP_OPTIONS = {
     "mip_rel_gap": 1e-4,
 }
 _MILP_COLUMNS = 160
+_ROUNDED_COLUMNS = 600
 _MILP_REPLICAS = 2000  # with more of them rounding loses next to nothing
 _FEW_PRECISION = 5e-4
 _BEAM_WIDTH = 30
@@ -113,22 +114,27 @@ def whole_replicas(
     """Return whole replicas that do the batch early, and the deadline they keep; None where none do.
 
     The linear programme's whole part plus what rounding adds; where that is not close and the replicas are few, HiGHS
-    solves the integer programme over the shapes that are cheapest at the linear programme's prices.
+    solves the integer programme over the shapes that are cheapest at the linear programme's prices. Only the cheaper
+    ones are looked at for the rest.
     """
+    import numpy as np
+
     deadline = relaxed_deadline(columns, capacity, batch_rows, precision=_PRECISION)
     if deadline is None:
         return None
+    value = columns.done_by(deadline.reached_s)
+    loss = np.asarray(deadline.relaxed.prices) @ columns.need - value
+    cheap = np.sort(np.argsort(loss, kind="stable")[:_ROUNDED_COLUMNS])
+    kept = columns.some(cheap)
+    few = sum(deadline.relaxed.counts.values()) <= _MILP_REPLICAS
     for longer in _STEPS:
         deadline_s = deadline.reached_s * (1 + longer)
-        value = columns.done_by(deadline_s)
-        counts = _rounded(columns, value, capacity)
+        value = kept.done_by(deadline_s)
+        counts = _rounded(kept, value, capacity)
+        if exact and few and longer in _MILP_STEPS and _total(value, counts) < batch_rows:
+            counts = _integer(kept, value, capacity)
         if _total(value, counts) >= batch_rows:
-            return counts, deadline_s
-        few = sum(deadline.relaxed.counts.values()) <= _MILP_REPLICAS
-        if exact and few and longer in _MILP_STEPS:
-            counts = _integer(columns, value, capacity)
-            if _total(value, counts) >= batch_rows:
-                return counts, deadline_s
+            return {int(cheap[j]): count for j, count in counts.items()}, deadline_s
     return None
 
 

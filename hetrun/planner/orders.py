@@ -25,7 +25,7 @@ from hetrun.planner.drafts import (
     rebalanced,
     seconds,
 )
-from hetrun.planner.layout import Style, held_pieces
+from hetrun.planner.layout import PLAIN, Style, held_pieces
 from hetrun.planner.memory import stage_bytes
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape, stage_load
@@ -41,7 +41,7 @@ _FEW_EVENTS = 60_000  # up to here ways are ranked
 _FEW_RANKS = (
     10_000  # up to here real cuts are tried, whose price is traffic: each is a layout of all ranks
 )
-_HALVINGS = 60
+_HALVINGS = 44
 
 
 def offers(problem: Problem) -> bool:
@@ -49,30 +49,71 @@ def offers(problem: Problem) -> bool:
     return problem.fractional or Order.ZERO_BUBBLE in problem.orders
 
 
+def promise_s(problem: Problem, candidate: Candidate) -> float:
+    """Return about how long a candidate's step takes once real cuts level its stages, where these are allowed."""
+    if not problem.fractional:
+        return candidate.step_s
+    now = then = 0.0  # rows per second
+    for group in candidate.groups:
+        cuts = even_cuts(problem, group.shape, narrow_windows(group.shape))
+        rows = group.shape.rows * len(group.counts)
+        whole_s = max(_passed_s(problem, group.shape, ()))
+        now += rows / whole_s
+        then += rows / (
+            min(whole_s, max(_passed_s(problem, group.shape, cuts))) if cuts else whole_s
+        )
+    return candidate.step_s * now / then
+
+
 def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False) -> Candidate:
     """Return the candidate with the orders and cuts that make its step shortest; itself where none gains.
 
     `keep_counts` leaves each replica its microbatches.
     """
-    best = candidate
-    choices = list(_choices(problem))
     events = _events(candidate)
     if events > _MOST_EVENTS:
         return candidate
-    is_small = events <= _FEW_EVENTS and len(candidate.layout.ranks) <= _FEW_RANKS
-    for orders, fractional in choices if is_small else choices[:1]:
-        groups = tuple(
-            _best_way(problem, planned, group, list(_ladders(problem, group, orders, fractional)))
-            if is_small
-            else _likely_way(problem, group, orders, fractional)
-            for group, planned in zip(candidate.groups, first_replicas(candidate), strict=True)
+    if events > _FEW_EVENTS or len(candidate.layout.ranks) > _FEW_RANKS:
+        groups = tuple(_likely_way(problem, group) for group in candidate.groups)
+        return _better(problem, candidate, groups, keep_counts=keep_counts)
+    cut = candidate
+    if problem.fractional:
+        cut = _in_best_ways(problem, candidate, fractional=True, keep_counts=keep_counts)
+        cut = cut if cut is candidate else _shifted(problem, cut)
+    splits = Order.ZERO_BUBBLE in problem.orders
+    if not splits or (cut is not candidate and _floor_s(problem, candidate) >= cut.step_s):
+        return cut
+    whole = _in_best_ways(problem, candidate, fractional=False, keep_counts=keep_counts)
+    return whole if whole.step_s <= cut.step_s * (1 + NEXT_TO_NOTHING) else cut
+
+
+def _floor_s(problem: Problem, candidate: Candidate) -> float:
+    """Return what no order of a candidate's whole layers and microbatches takes less than."""
+    return max(_busy_s(problem, replace(group, style=PLAIN)) for group in candidate.groups)
+
+
+def _in_best_ways(
+    problem: Problem, candidate: Candidate, *, fractional: bool, keep_counts: bool
+) -> Candidate:
+    """Return the candidate in the ways that are quickest for each replica alone, the candidate itself where none gains."""
+    groups = tuple(
+        _best_way(
+            problem, planned, group, list(_ladders(problem, group, problem.orders, fractional))
         )
-        if groups in (candidate.groups, best.groups):
-            continue
-        tried = _settled(problem, judge(problem, groups), keep_counts=keep_counts)
-        if tried.step_s < best.step_s * (1 - NEXT_TO_NOTHING):
-            best = tried
-    return _shifted(problem, best) if is_small else best
+        for group, planned in zip(candidate.groups, first_replicas(candidate), strict=True)
+    )
+    return _better(problem, candidate, groups, keep_counts=keep_counts)
+
+
+def _better(
+    problem: Problem, candidate: Candidate, groups: Groups, *, keep_counts: bool
+) -> Candidate:
+    """Return the candidate with other groups if that gains more than next to nothing, else the candidate."""
+    if groups == candidate.groups:
+        return candidate
+    tried = _settled(problem, judge(problem, groups), keep_counts=keep_counts)
+    gains = tried.step_s < candidate.step_s * (1 - NEXT_TO_NOTHING)
+    return tried if gains else candidate
 
 
 def _events(candidate: Candidate) -> int:
@@ -84,21 +125,11 @@ def _events(candidate: Candidate) -> int:
     )
 
 
-def _likely_way(problem: Problem, group: Group, orders: Sequence[Order], fractional: bool) -> Group:
+def _likely_way(problem: Problem, group: Group) -> Group:
     """Return the roomiest way, where it would take long to rank them all; the group itself where there is none."""
-    ways = [way for ladder in _ladders(problem, group, orders, fractional) for way in ladder]
+    cut = problem.fractional and Order.ZERO_BUBBLE not in problem.orders
+    ways = [way for ladder in _ladders(problem, group, problem.orders, cut) for way in ladder]
     return ways[-1] if ways else group
-
-
-def _choices(problem: Problem) -> Iterator[tuple[tuple[Order, ...], bool]]:
-    """Yield what may be used together, simple things first."""
-    splits = Order.ZERO_BUBBLE in problem.orders
-    if splits:
-        yield problem.orders, False
-    if problem.fractional:
-        yield (Order.ONE_F_ONE_B,), True
-    if splits and problem.fractional:
-        yield problem.orders, True
 
 
 def _settled(problem: Problem, candidate: Candidate, *, keep_counts: bool) -> Candidate:
@@ -149,13 +180,16 @@ def _leanest(
 
 def _busy_s(problem: Problem, group: Group) -> float:
     """Return how long the busiest lane of the largest replica computes at least; with real cuts on average."""
-    shape = group.shape
+    return (group.counts[0] - 1) * max(_passed_s(problem, group.shape, group.style.cuts))
+
+
+def _passed_s(problem: Problem, shape: Shape, cuts: Sequence[float]) -> list[float]:
+    """Return the seconds of a microbatch on each stage, shared by its lanes; with real cuts on average."""
     layer_s, start_s = _stage_seconds(problem, shape)
-    edges = (0.0, *group.style.cuts, float(problem.model.num_layers))
-    shares = [end - begin for begin, end in pairwise(edges)] if group.style.cuts else shape.layers
+    edges = (0.0, *cuts, float(problem.model.num_layers))
+    shares = [end - begin for begin, end in pairwise(edges)] if cuts else shape.layers
     stages = zip(start_s, shares, layer_s, strict=True)
-    slowest_s = max(start + share * unit for start, share, unit in stages)
-    return (group.counts[0] - 1) * slowest_s
+    return [start + share * unit for start, share, unit in stages]
 
 
 def _about_s(problem: Problem, planned: ReplicaPlan, group: Group) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hetrun import arch
@@ -53,15 +53,11 @@ class Problem:
     recompute: bool = False  # allowed; only kinds with figures of it can
     zero: tuple[int, ...] = (0,)  # ZeRO stages to choose from
     shards: int = 0  # lanes at least that share out what they know of a parameter; 0: each has all
+    known_ends: KnownEnds = field(default_factory=dict)  # pipelines that were simulated already
 
     @cached_property
     def reduce_cache(self) -> dict[tuple[tuple[tuple[str, int], ...], int, int], float]:
         """Seconds of all-reduces that were asked for, by devices per vendor and bytes."""
-        return {}
-
-    @cached_property
-    def known_ends(self) -> KnownEnds:
-        """Pipelines that were simulated already."""
         return {}
 
     @cached_property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hetrun import arch
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FEW = 64  # devices; up to here polishing finds what rounding loses, and scipy takes half a second to load
-_NUM_FILLED = 16  # shapes that are filled up, where there are few devices
+_NUM_FILLED = 24  # shapes that are filled up, where there are few devices
+_NUM_FILLED_ELSE = 3  # of the other families
+_NUM_FAMILIES_QUICK = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +121,10 @@ def scaled_combos(maker: ShapeMaker, shapes: ManyShapes, *, exact: bool = True) 
     """Yield good combinations of each family (all, one group per replica, mixed, without a vendor, one shape)."""
     problem = maker.problem
     everything = shapes.columns
+    made: dict[int, Shape | None] = {}
     seen: set[tuple[tuple[int, int], ...]] = set()
-    for chosen, across in _families(problem, shapes):
+    families = islice(_families(problem, shapes), None if exact else _NUM_FAMILIES_QUICK)
+    for family, (chosen, across) in enumerate(families):
         if not len(chosen):
             continue  # such as a vendor that cannot hold the model
         columns = everything.some(chosen)
@@ -130,16 +135,16 @@ def scaled_combos(maker: ShapeMaker, shapes: ManyShapes, *, exact: bool = True) 
                 fill_s=columns.fill_s + shapes.across_s[chosen],
                 cycle_s=columns.cycle_s,
             )
-        for counts in _answers(problem, columns, exact=exact):
+        for counts in _answers(problem, columns, exact=exact, first=family == 0):
             numbered = tuple(sorted((int(chosen[j]), n) for j, n in counts.items()))
             if numbered and numbered not in seen:
                 seen.add(numbered)
-                combo = _combo(maker, shapes, numbered)
+                combo = _combo(maker, shapes, numbered, made)
                 if combo is not None:
                     yield combo
 
 
-def _answers(problem: Problem, columns: Columns, *, exact: bool) -> Iterator[Counts]:
+def _answers(problem: Problem, columns: Columns, *, exact: bool, first: bool) -> Iterator[Counts]:
     """Yield counts of replicas: the best of any number of shapes, and of one."""
     max_shapes = problem.max_shapes
     if max_shapes is None:
@@ -152,7 +157,8 @@ def _answers(problem: Problem, columns: Columns, *, exact: bool) -> Iterator[Cou
         if few is not None:
             yield few[0]
     if exact and problem.num_devices <= _FEW:
-        yield from filled_up(columns, problem.capacity, problem.batch_rows, most=_NUM_FILLED)
+        filled = _NUM_FILLED if first else _NUM_FILLED_ELSE
+        yield from filled_up(columns, problem.capacity, problem.batch_rows, most=filled)
 
 
 def _families(problem: Problem, shapes: ManyShapes) -> Iterator[tuple[Any, bool]]:
@@ -176,13 +182,18 @@ def _families(problem: Problem, shapes: ManyShapes) -> Iterator[tuple[Any, bool]
 
 
 def _combo(
-    maker: ShapeMaker, shapes: ManyShapes, numbered: Sequence[tuple[int, int]]
+    maker: ShapeMaker,
+    shapes: ManyShapes,
+    numbered: Sequence[tuple[int, int]],
+    made: dict[int, Shape | None],
 ) -> Combo | None:
-    """Return the combination with shapes as the rest of the planner knows them."""
+    """Return the combination with shapes as the rest of the planner knows them; remembered in `made`."""
     combo: list[tuple[Shape, int]] = []
     for number, count in numbered:
-        stages = tuple(kind for kind, size in shapes.blocks[number] for _ in range(size))
-        shape = maker.make(stages, shapes.rows[number])
+        if number not in made:
+            stages = tuple(kind for kind, size in shapes.blocks[number] for _ in range(size))
+            made[number] = maker.make(stages, shapes.rows[number])
+        shape = made[number]
         if shape is None:
             return None
         combo.append((shape, count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hetrun.errors import NoPlanError
 from hetrun.planner.bound import lower_bound
@@ -23,7 +24,7 @@ from hetrun.planner.drafts import (
     within,
 )
 from hetrun.planner.estimate import Combo, quickest
-from hetrun.planner.orders import offers, refined
+from hetrun.planner.orders import offers, promise_s, refined
 from hetrun.planner.problem import Problem
 from hetrun.planner.refusals import check_batch, no_microbatches, shortage
 from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
@@ -37,13 +38,16 @@ _NUM_SIMULATED_QUICK = 8
 _NUM_POLISHED = 32  # of these, a little at first
 _NUM_AGAIN = 8  # of these, more
 _POLISH_BUDGET = (40, 200)  # simulations per combination, at first and again
+_NUM_PROMISING = 6  # outlines of which those that promise most are refined
 _NUM_REFINED = 4  # outlines for which other orders and cuts are tried
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
 _LANES = (1, 2, 4)  # to advise
 _LANES_SLOWER = 4  # an event of lanes takes so many times as long
 _MANY = FEW  # devices; with more of them shapes are handled as arrays
-_NOT_SO_MANY = 24  # of these, up to here several outlines are refined
-_FEW_ENOUGH = 64  # devices; up to here recomputation is left out once, too
+_NOT_SO_MANY = (
+    24  # of these, up to here several outlines are refined, and less freedom is tried too
+)
+_MUCH_TRAFFIC = 0.05  # of a step, in sends that are waited for
 _MOST_TWICE = 20_000  # devices; with more of them a second search takes too long
 _NUM_SCALED = 8  # combinations of many devices that the simulator ranks, and of not so many
 _MOST_SCALED = 50
@@ -73,11 +77,11 @@ def is_large(problem: Problem) -> bool:
     return problem.num_devices > _MANY
 
 
-def search(problem: Problem, *, quick: bool = False, large: bool = False) -> Outcome:
+def search(problem: Problem, *, quick: bool = False, among: int = 0) -> Outcome:
     """Return the quickest split within the allowed shapes; `quick` ones may miss the last percent.
 
-    `large` searches few devices as it does many: a part of a large problem. What is allowed is searched without it
-    too, so that leave to do more makes no plan worse. What is best with one lane per stage stays unless more lanes gain
+    `among` says how many devices the whole problem has that this is a part of: parts are searched as thoroughly as
+    the whole. What is allowed is searched without it too, so that leave to do more makes no plan worse. What is best with one lane per stage stays unless more lanes gain
     more than next to nothing.
 
     Raises:
@@ -85,11 +89,17 @@ def search(problem: Problem, *, quick: bool = False, large: bool = False) -> Out
     """
     found: list[tuple[Problem, Outcome]] = []
     failure: NoPlanError | None = None
-    for simpler in _simplest_first(problem, quick=quick):
+    among = max(among, problem.num_devices)
+    waiting = _simplest_first(problem, quick=quick, among=among)
+    while waiting:
+        simpler = waiting.pop(0)
         try:
-            found.append((simpler, _search(simpler, quick=quick, large=large)))
+            found.append((simpler, _search(simpler, quick=quick, among=among)))
         except NoPlanError as error:
             failure = error  # that of the problem itself comes last
+            continue
+        if not quick and among > _NOT_SO_MANY and _waits_for_sends(simpler, found[-1][1], among):
+            waiting.append(simpler.with_least_tp())
     turnless = _quickest([outcome for simpler, outcome in found if not simpler.takes_turns])
     best = _quickest([outcome for _, outcome in found])
     if best is None:
@@ -111,28 +121,41 @@ def _quickest(outcomes: Sequence[Outcome]) -> Outcome | None:
     return min(outcomes, key=lambda outcome: outcome.best.step_s, default=None)
 
 
-def _simplest_first(problem: Problem, *, quick: bool) -> list[Problem]:
-    """Return the problem, last, and before it those without some of what it allows beyond the least."""
+def _simplest_first(problem: Problem, *, quick: bool, among: int) -> list[Problem]:
+    """Return the problem, last, and before it those without some of what it allows beyond the least.
+
+    Of many devices those without tp are only searched at first where tp parts devices that are alike.
+    """
     steps: list[Callable[[Problem], Problem]] = [Problem.without_lanes]
-    if not quick and problem.num_devices <= _MOST_TWICE:
+    parted = len({(own.name, own.memory_bytes) for own in problem.groups}) < len(problem.groups)
+    if not quick and (among <= _NOT_SO_MANY or (parted and among <= _MOST_TWICE)):
         steps.append(Problem.with_least_tp)
-    if not quick and problem.num_devices <= _FEW_ENOUGH:
+    if not quick and among <= _NOT_SO_MANY:
         steps.append(Problem.without_recompute)
     found = [problem]
     for step in steps:
         simpler = [step(other) for other in found]
-        found = [
-            s for s, o in zip(simpler, found, strict=True) if 0 < len(s.kinds) < len(o.kinds)
-        ] + found
+        pairs = zip(simpler, found, strict=True)
+        found = [s for s, o in pairs if 0 < len(s.kinds) < len(o.kinds)] + found
     return found
 
 
-def _search(problem: Problem, *, quick: bool, large: bool) -> Outcome:
+def _waits_for_sends(problem: Problem, found: Outcome, among: int) -> bool:
+    """Whether longer pipelines, of layers that fewer devices share, are worth a search of their own.
+
+    Many shapes are ranked without the sharing of a host's interface, which weighs on short pipelines of shared layers.
+    """
+    if among > _MOST_TWICE or len(problem.with_least_tp().kinds) == len(problem.kinds):
+        return False
+    return found.best.layout.cost.p2p_s > _MUCH_TRAFFIC * found.best.step_s
+
+
+def _search(problem: Problem, *, quick: bool, among: int) -> Outcome:
     """Search among all kinds of stages at once."""
     check_batch(problem)
     maker = ShapeMaker(problem)
-    if large or is_large(problem):
-        return _search_many(maker, quick=quick)
+    if among > _MANY:
+        return _search_many(maker, quick=quick, among=among)
     shapes = enumerate_shapes(maker, quick=quick)
     if not shapes:
         raise shortage(maker)
@@ -150,7 +173,7 @@ def _search(problem: Problem, *, quick: bool, large: bool) -> Outcome:
     )
 
 
-def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:
+def _search_many(maker: ShapeMaker, *, quick: bool, among: int) -> Outcome:
     """Search with all shapes as arrays and a linear programme over how many of each there are."""
     problem = maker.problem
     shapes = many_shapes(maker)
@@ -158,13 +181,13 @@ def _search_many(maker: ShapeMaker, *, quick: bool) -> Outcome:
         raise shortage(maker)
     bound_s = 0.0 if quick or offers(problem) else bound_of(problem, shapes)
     found = scaled_combos(maker, shapes, exact=not quick)
-    most = min(_MOST_SCALED, max(_NUM_SCALED, _RANKS_BUDGET // problem.num_devices))
+    most = min(_MOST_SCALED, max(_NUM_SCALED, _RANKS_BUDGET // among))
     most = 1 if quick else most
     judged = _simulate(maker, quickest(problem, found, most=most), most_ranks=_RANKS_BUDGET)
     if not judged:
         raise no_microbatches(problem)
-    polished = judged if quick else _polish_best(maker, judged, many=True)
-    few = problem.num_devices <= _NOT_SO_MANY and not quick
+    polished = judged if quick else _polish_best(maker, judged, many=among)
+    few = among <= _NOT_SO_MANY and not quick
     found_best = _first_two(problem, [*polished, *judged], most=_NUM_REFINED if few else 1)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
     return replace(
@@ -197,7 +220,9 @@ def _first_two(problem: Problem, judged: Sequence[Candidate], *, most: int) -> O
         leaders = {_outline(plain): plain}
         for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
             leaders.setdefault(_outline(candidate), candidate)
-        tried = [refined(problem, candidate) for candidate in list(leaders.values())[:most]]
+        likely = sorted(list(leaders.values())[:_NUM_PROMISING], key=partial(promise_s, problem))
+        chosen = {_outline(c): c for c in (plain, *likely[:most])}
+        tried += [refined(problem, candidate) for candidate in chosen.values()]
     best = best_of(tried)
     others = [c for c in (*tried, *judged) if _outline(c) != _outline(best)]
     return Outcome(
@@ -228,13 +253,12 @@ def _simulate(
 
 
 def _polish_best(
-    maker: ShapeMaker, judged: Sequence[Candidate], *, many: bool = False
+    maker: ShapeMaker, judged: Sequence[Candidate], *, many: int = 0
 ) -> list[Candidate]:
     """Polish the best few that differ in their outline; more of them where simulations are short."""
-    num_devices = maker.problem.num_devices
     if many:
         chosen, most = _leaders(judged, _outline), _NUM_POLISHED_MANY
-        most_tries = min(_MOST_TRIES_MANY, _RANKS_BUDGET // num_devices)
+        most_tries = min(_MOST_TRIES_MANY, _RANKS_BUDGET // many)
     else:
         first, most_tries = _POLISH_BUDGET
         chosen = _leaders(judged, _build)[:_NUM_POLISHED]

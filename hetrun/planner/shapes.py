@@ -80,6 +80,7 @@ class ShapeMaker:
         self.problem = problem
         self.dropped_for_memory = 0
         self._caps: dict[tuple[int, int, int, bool], int] = {}
+        self._rooms: dict[tuple[int, int, bool], list[tuple[int | None, int]]] = {}
         self._reaches: dict[tuple[int, int, int, bool], Reach] = {}
         self._hops: dict[tuple[int, int, bool, int], float] = {}
         # as `unit_seconds`, shared by the lanes, by kind and rows
@@ -246,15 +247,32 @@ class ShapeMaker:
         """Return how many layers a stage can hold, -1 where not even none; remembered."""
         key = (kind, rows, window, first)
         if key not in self._caps:
-            spare = self.spare_bytes(kind, rows, window=window, first=first)
-            if spare is None:
-                self._caps[key] = self.problem.model.num_layers
-            elif spare < 0:
-                self._caps[key] = -1
-            else:
-                most = spare // self.layer_bytes(kind, rows, window=window)
-                self._caps[key] = min(self.problem.model.num_layers, most)
+            spare, each = self._room(kind, rows, window=window, first=first)
+            most = self.problem.model.num_layers
+            if spare is not None:
+                most = -1 if spare < 0 else min(most, spare // each)
+            self._caps[key] = most
         return self._caps[key]
+
+    def _room(self, kind: int, rows: int, *, window: int, first: bool) -> tuple[int | None, int]:
+        """Return what a stage has left for layers, and what a layer takes.
+
+        Both fall and grow by as much for every microbatch more in flight, so that of most windows neither is asked for.
+        """
+        held = self._held(kind, window, rows)
+        if window <= 3 or held <= 3 or self.problem.layers_differ:
+            spare = self.spare_bytes(kind, rows, window=window, first=first)
+            return spare, self.layer_bytes(kind, rows, window=window)
+        key = (kind, rows, first)
+        if key not in self._rooms:
+            self._rooms[key] = [
+                self._room(kind, rows, window=window, first=first) for window in (2, 3)
+            ]
+        (spare_2, each_2), (spare_3, each_3) = self._rooms[key]
+        if spare_2 is None or spare_3 is None:
+            return None, each_2
+        more = held - 2
+        return spare_2 + more * (spare_3 - spare_2), each_2 + more * (each_3 - each_2)
 
     def spare_bytes(self, kind: int, rows: int, *, window: int, first: bool) -> int | None:
         """Return what a stage has left for layers; None: no limit is known."""
