@@ -88,11 +88,17 @@ def _broken(rank: int, store_path: Path, plan: Plan) -> list[Event]:
     return trainer.compare(0)
 
 
-def test_a_value_that_is_not_finite_is_told_as_such(tmp_path: Path) -> None:
-    answers = run_ranks(_broken, 2, tmp_path, make_plan((Pipeline((8,), 1, 1),) * 2))
-    (found, warning) = answers[0]
+def test_a_slice_that_is_not_finite_is_told_by_those_that_hold_it(tmp_path: Path) -> None:
+    """Ranks 0 and 2 hold one half of each matrix, 1 and 3 the other."""
+    answers = run_ranks(_broken, 4, tmp_path, make_plan((Pipeline((8,), 1, 1, tp=(2,)),) * 2))
+    (healthy,) = answers[0]
+    assert isinstance(healthy, ComparisonEvent)
+    assert healthy.drifts == ()
+    (found, warning) = answers[1]
     assert isinstance(found, ComparisonEvent)
-    assert [(one.unit, one.largest) for one in found.drifts] == [("layer.5", None)]
+    assert [(one.unit, one.groups, one.largest) for one in found.drifts] == [
+        ("layer.5", ((1,), (3,)), None)
+    ]
     assert isinstance(warning, WarningEvent)
     assert warning.message.endswith("and is not finite")
-    assert answers[1] == []
+    assert answers[2:] == [[], []]

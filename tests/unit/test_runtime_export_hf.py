@@ -30,8 +30,8 @@ TIED = replace(MODEL, tied_embeddings=True)
 @pytest.mark.slow  # imports transformers
 @pytest.mark.parametrize(
     ("model", "dtype"),
-    [(MODEL, Dtype.FP32), (TIED, Dtype.FP32), (MODEL, Dtype.FP64)],
-    ids=["fp32", "tied", "fp64"],
+    [(MODEL, Dtype.FP32), (TIED, Dtype.FP32), (MODEL, Dtype.FP64), (MODEL, Dtype.BF16_MIXED)],
+    ids=["fp32", "tied", "fp64", "bf16-mixed"],
 )
 def test_transformers_computes_our_logits(
     model: ModelSpec,
