@@ -106,18 +106,18 @@ class Weights:
         """One tensor by its name in the model's class, in the format of the file.
 
         Raises:
-            ConfigError: the file has another shape.
+            ConfigError: the file has another shape, or quantised numbers.
         """
         whole: Tensor | None = None
         for part in self._parts(name, published(name, shape, self._kind)):
             value = self._pieces[part.name].read()
             if not part.index:
-                _check_shape(self._folder, part.name, value, tuple(shape))
+                _check(self._folder, part.name, value, tuple(shape))
                 return value
             if whole is None:
                 whole = torch.empty(tuple(shape), dtype=value.dtype)
             place = whole[part.index]
-            _check_shape(self._folder, part.name, value, tuple(place.shape))
+            _check(self._folder, part.name, value, tuple(place.shape))
             place.copy_(value)
         if whole is None:
             raise ValueError(f"{name} has no parts")
@@ -212,7 +212,12 @@ def _files(folder: Path) -> list[Path]:
     )
 
 
-def _check_shape(folder: Path, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+def _check(folder: Path, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    if not value.is_floating_point() or value.element_size() < 2:
+        raise ConfigError(
+            f"weights: {folder} has {name} as {value.dtype}, need numbers with 16 bits or more",
+            hint="quantised weights cannot be trained: take those that they were made of",
+        )
     if tuple(value.shape) != shape:
         raise ConfigError(
             f"weights: {folder} has {name} as {tuple(value.shape)}, the model as {shape}",

@@ -210,7 +210,10 @@ def test_tensors_that_the_model_has_not_are_named(tmp_path: Path) -> None:
     folder, _ = own_folder(tmp_path)
     tensors = {piece.name: piece.read() for piece in read_shard(folder / SINGLE)}
     more = {f"model.layers.{n}.mlp.up_proj.weight": torch.ones(48, 32) for n in range(3, 8)}
-    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    frequencies = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+        "model.layers.0.attention.bias": torch.ones(2, 2, dtype=torch.bool),
+    }
     write_shard(folder / SINGLE, {**tensors, **frequencies})
     ours_from(folder)  # older files have those
     write_shard(folder / SINGLE, {**tensors, **more})
@@ -227,6 +230,17 @@ def test_tensor_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
         ConfigError, match=r"1\.self_attn\.k_proj\.weight as \(32, 32\), .*\(16, 32\)"
     ):
         ours_from(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_numbers_are_not_taken_for_others(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder, _ = own_folder(tmp_path)
+    tensors = {piece.name: piece.read() for piece in read_shard(folder / SINGLE)}
+    name = "model.layers.1.self_attn.k_proj.weight"
+    write_shard(folder / SINGLE, {**tensors, name: torch.ones(16, 32).to(dtype)})
+    with pytest.raises(ConfigError, match=r"1\.self_attn\.k_proj\.weight as torch\..*8") as caught:
+        ours_from(folder)
+    assert "quantised" in (caught.value.hint or "")
 
 
 def test_a_shard_that_its_index_names_and_nobody_has_is_named(tmp_path: Path) -> None:
