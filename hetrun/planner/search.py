@@ -165,7 +165,7 @@ def _search(problem: Problem, *, quick: bool, among: int) -> Outcome:
     if not judged:
         raise no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged)
-    found_best = _first_two(problem, [*polished, *judged], most=1 if quick else _NUM_REFINED)
+    found_best = _first_two(problem, polished, judged, most=1 if quick else _NUM_REFINED)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
     return replace(
         found_best,
@@ -188,7 +188,7 @@ def _search_many(maker: ShapeMaker, *, quick: bool, among: int) -> Outcome:
         raise no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged, many=among)
     few = among <= _NOT_SO_MANY and not quick
-    found_best = _first_two(problem, [*polished, *judged], most=_NUM_REFINED if few else 1)
+    found_best = _first_two(problem, polished, judged, most=_NUM_REFINED if few else 1)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
     return replace(
         found_best,
@@ -209,11 +209,16 @@ def _allowed(problem: Problem, found: Iterable[Combo]) -> Iterator[Combo]:
     )
 
 
-def _first_two(problem: Problem, judged: Sequence[Candidate], *, most: int) -> Outcome:
+def _first_two(
+    problem: Problem, polished: Sequence[Candidate], judged: Sequence[Candidate], *, most: int
+) -> Outcome:
     """Return the best candidate, with narrow windows where they cost nothing, and the best that is built otherwise.
 
-    Of the best `most` that are built differently, other orders and cuts are tried too.
+    `judged` are in order of their estimates. Other orders and cuts are tried of the best, of the `most` that promise
+    most, and of the first: its sends may be hidden then, which the estimates leave out.
     """
+    first = judged[0]
+    judged = [*polished, *judged]
     plain = narrowed(problem, best_of(judged))
     tried = [plain]
     if offers(problem):
@@ -221,7 +226,7 @@ def _first_two(problem: Problem, judged: Sequence[Candidate], *, most: int) -> O
         for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
             leaders.setdefault(_outline(candidate), candidate)
         likely = sorted(list(leaders.values())[:_NUM_PROMISING], key=partial(promise_s, problem))
-        chosen = {_outline(c): c for c in (plain, *likely[:most])}
+        chosen = {_outline(c): c for c in (first, plain, *likely[:most])}
         tried += [refined(problem, candidate) for candidate in chosen.values()]
     best = best_of(tried)
     others = [c for c in (*tried, *judged) if _outline(c) != _outline(best)]
