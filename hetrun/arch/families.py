@@ -56,6 +56,7 @@ class Decoder:
     positions: int = 0  # learned ones
     tied: bool = False
     plain: bool = False  # llama-shaped, nothing added
+    linear: bool = True  # its matrices are torch's plain linear maps, whose gradients can wait
 
 
 def heads(config: Config, *, key_size: int | None = None, kv: int | None = None) -> Attention:
@@ -231,7 +232,8 @@ def _gpt2(config: Config) -> Decoder:
     attention = _even_heads(hidden, config.size("n_head", "num_attention_heads"), bias=True)
     ffn = Ffn(size=config.size("n_inner", default=4 * hidden), gated=False, bias=True)
     positions = config.size("n_positions", "n_ctx", "max_position_embeddings", default=1024)
-    return replace(_classic(config, attention, ffn, tied=True), positions=positions)
+    decoder = _classic(config, attention, ffn, tied=True)
+    return replace(decoder, positions=positions, linear=False)
 
 
 def _gpt_neox(config: Config) -> Decoder:
@@ -278,7 +280,7 @@ def _falcon(config: Config) -> Decoder:
     size = config.size("ffn_hidden_size", default=4 * hidden)
     decoder = _classic(config, attention, Ffn(size=size, gated=False, bias=bias), tied=True)
     two = config.size("num_ln_in_parallel_attn", default=2) if new else (1 if parallel else 2)
-    return replace(decoder, norms_per_layer=two)
+    return replace(decoder, norms_per_layer=two, linear=False)
 
 
 def _starcoder2(config: Config) -> Decoder:

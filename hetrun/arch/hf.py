@@ -141,6 +141,11 @@ def _layer(decoder: Decoder, ffn: Ffn, *, num_layers: int) -> LayerCount:
     query = attention.num_heads * attention.key_size
     value = attention.num_heads * attention.value_size
     latent = sum(attention.lora) if attention.lora else 0
+    always = (
+        active
+        if ffn.num_experts == 0
+        else (3 if ffn.gated else 2) * decoder.hidden * ffn.shared_size
+    )
     return LayerCount(
         num_layers=num_layers,
         parameters=matrices + biases + held + ffn_biases + norms,
@@ -150,6 +155,9 @@ def _layer(decoder: Decoder, ffn: Ffn, *, num_layers: int) -> LayerCount:
         elements=normed + 2 * query + 3 * value + latent + sum(_ffn_elements(decoder.hidden, ffn)),
         shared_wide_elements=2 * of_heads + attention.num_heads,
         shared_elements=of_heads + 2 * query + 3 * value + _ffn_elements(decoder.hidden, ffn)[0],
+        waiting_parameters=matrices + always if decoder.linear else 0,
+        copied_parameters=norms
+        + decoder.hidden * (attention.out_bias + ffn.bias + ffn.num_experts),
     )
 
 

@@ -22,6 +22,10 @@ class LayerCount(Noun):
     elements: int  # held per token for the backward, in the recipe's dtype
     shared_wide_elements: int = 0  # of these, what devices that share the layer hold a part of each
     shared_elements: int = 0
+    waiting_parameters: int | None = (
+        None  # of active_parameters: gradients of the others cannot be put off; None: all can
+    )
+    copied_parameters: int = 0  # of a layer, what each of the devices that share it holds whole
 
     def __post_init__(self) -> None:
         for what in ("num_layers", "parameters", "active_parameters"):

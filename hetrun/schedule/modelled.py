@@ -20,7 +20,8 @@ def modelled_timings(
 
     A backward is two forwards, and one more where the forward is run again; tp chips share the FLOPs of a layer
     evenly, and what they tell each other is left to the link model. The embedding looks rows up and computes nothing.
-    The gradients of the weights cost 2 FLOPs per matrix parameter and token: a forward without its attention scores.
+    The gradients of the weights cost 2 FLOPs per matrix parameter and token: a forward without its attention scores; those
+    of experts, and of matrices that are no plain linear maps, are had at once.
     """
     timings = []
     for tp, recompute, rows in cases:
@@ -34,7 +35,9 @@ def modelled_timings(
         if len(runs) > 1:
             layer_s = sum(run.num_layers * run.forward_s for run in runs) / model.num_layers
         head_s = head_forward_flops(model, rows, seq_len) / flops_per_s
-        matrices = layer_runs(model)[0].active_parameters
+        layer = layer_runs(model)[0]
+        matrices = layer.waiting_parameters
+        matrices = layer.active_parameters if matrices is None else matrices
         weights_s = 2.0 * matrices * rows * seq_len / tp / flops_per_s
         timings.append(
             RowTiming(

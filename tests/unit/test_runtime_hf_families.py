@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hetrun.arch import layer_at
 from hetrun.errors import ConfigError, PreflightError
 from hetrun.model import Dtype
 from hetrun.runtime.deferred import DeferredWeights, accumulate_all
@@ -80,6 +81,21 @@ def test_built_units_have_the_counted_parameters_and_values_that_no_cut_changes(
             assert list(parameters) == list(units[unit])  # in one order, for gradients travel flat
             for name, parameter in parameters.items():
                 assert torch.equal(parameter, values[name]), name
+
+
+@pytest.mark.parametrize("kind", sorted(TINY))
+def test_gradients_that_can_wait_are_those_that_are_counted_so(kind: str) -> None:
+    model = tiny(kind)
+    stage = whole(model)
+    assert isinstance(stage, HfStage)
+    for index in range(NUM_LAYERS):
+        layer = stage._built.get_submodule(f"{stage.outline.anatomy.layers}.{index}")
+        waiting = sum(
+            part.weight.numel()
+            for part in layer.modules()
+            if type(part).forward is torch.nn.Linear.forward
+        )
+        assert waiting == layer_at(model, index).waiting_parameters
 
 
 def test_another_seed_gives_other_values() -> None:
