@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetrun.errors import ConfigError
-from hetrun.model import HostSpec, Plan, RankPlan, plan_sha
+from hetrun.model import DataKind, HostSpec, Plan, RankPlan, Recipe, plan_sha
 from hetrun.store import dumps
 from hetrun.transport.jobs import JOB_FOLDER
 
@@ -21,6 +21,15 @@ _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",  # a rank's last line must not die with it
     "PYTHONFAULTHANDLER": "1",  # a hang is ended by SIGABRT, which then shows where each rank is
 }
+
+
+def read_by_ranks(recipe: Recipe) -> tuple[str, ...]:
+    """Return files and folders that every host must have."""
+    data = recipe.data
+    both = data.kind is DataKind.MEGATRON
+    texts = (f"{data.path}.bin", f"{data.path}.idx") if both else (data.path,)
+    wanted = (*texts, data.tokenizer, recipe.weights)
+    return tuple(path for path in wanted if path is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

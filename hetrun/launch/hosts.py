@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hetrun.errors import HetrunError, LostContactError
 from hetrun.launch.addresses import DataAddress
-from hetrun.launch.files import HostFiles
+from hetrun.launch.files import HostFiles, read_by_ranks
 from hetrun.model import HostSpec, Plan
 from hetrun.transport import Transport
 from hetrun.transport.bundle import Bundle
@@ -89,7 +89,7 @@ class Hosts:
             data_addr=address.addr,
             data_name=address.name,
             nic=address.nic,
-            readable=self._plan.recipe.data.path,
+            readable=read_by_ranks(self._plan.recipe),
             user_namespace=all(rank.torch_device == "cpu" for rank in ranks),
         )
 

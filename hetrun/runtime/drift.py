@@ -99,7 +99,7 @@ def compare(
 
 
 def words(drift: Drift, ranks: Sequence[RankPlan], *, repaired: bool) -> str:
-    """Such as "layer.3 differs between rank 0 (nvidia) and ranks 2, 3 (biren) by up to 1.2e-07"."""
+    """Such as "layer.3 differs between rank 0 (one vendor) and ranks 2, 3 (another) by up to 1.2e-07"."""
     named = []
     for group in drift.groups:
         numbers = ", ".join(map(str, group[:_MOST_NAMED])) + ", ..." * (len(group) > _MOST_NAMED)

@@ -169,8 +169,8 @@ class Guard:
         self._env = environ
         self._modes = modes(os.geteuid(), meta["user_namespace"])
         torch = find_torch(environ, self._folder) if meta["need_torch"] else None
-        if meta["readable"]:
-            need_readable(meta["readable"])
+        for path in meta["readable"]:
+            need_readable(path)
         addr, nic = None, None
         if meta["data_addr"] or meta["nic"]:
             addr, nic = data_address(meta["data_addr"], meta["nic"], meta["data_name"])

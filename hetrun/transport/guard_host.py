@@ -163,18 +163,21 @@ def keep_bundle(base: Path, sha256: str, data: bytes) -> None:
 
 
 def need_readable(path: str) -> None:
-    """Open a file that the job will read.
+    """Open a file, or look into a folder, that the job will read.
 
     Raises:
-        HostFaultError: it is not there, is no file, or is not for this user.
+        HostFaultError: it is not there, or is not for this user.
     """
     try:
+        if Path(path).is_dir():
+            os.scandir(path).close()
+            return
         with Path(path).open("rb") as file:
             file.read(1)
     except OSError as error:
         raise HostFaultError(
             f"cannot read {path}: {error.strerror}",
-            "every host needs this file, at this path: copy it there or put it on a shared folder",
+            "every host needs it, at this path: copy it there or put it on a shared folder",
         ) from error
 
 

@@ -10,8 +10,14 @@ import pytest
 
 from hetrun.errors import ConfigError
 from hetrun.launch import dry_run
-from hetrun.launch.files import Meeting, host_files, ranks_by_host, read_secrets
-from hetrun.model import HostSpec, Plan, plan_sha
+from hetrun.launch.files import (
+    Meeting,
+    host_files,
+    ranks_by_host,
+    read_by_ranks,
+    read_secrets,
+)
+from hetrun.model import DataKind, HostSpec, Plan, plan_sha
 from tests.ssh.plans import make_plan
 
 MEETING = Meeting(addr="10.0.0.1", port=23456, rdzv_id="c0ffee")
@@ -21,6 +27,18 @@ TWO = HostSpec(name="b1", data_addr="10.0.0.2", env={"OMP_NUM_THREADS": "4"})
 
 def _plan(**launch: Any) -> Plan:
     return make_plan([(ONE, 3), (TWO, 1)], **launch)
+
+
+def test_files_that_every_host_must_have_are_known_before_the_start() -> None:
+    recipe = _plan().recipe
+    assert read_by_ranks(recipe) == ()
+    megatron = replace(recipe.data, kind=DataKind.MEGATRON, path="/d/books")
+    assert read_by_ranks(replace(recipe, data=megatron)) == ("/d/books.bin", "/d/books.idx")
+    text = replace(
+        recipe.data, kind=DataKind.TEXT, path="/d/t", tokenizer="/d/tok.json", end_token="<e>"
+    )
+    both = replace(recipe, data=text, weights="/d/llama")
+    assert read_by_ranks(both) == ("/d/t", "/d/tok.json", "/d/llama")
 
 
 def test_torchrun_gets_exactly_these_arguments() -> None:

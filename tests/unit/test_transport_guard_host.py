@@ -150,10 +150,11 @@ def test_real_addresses_include_the_loopback(monkeypatch: pytest.MonkeyPatch) ->
     assert ("lo", "127.0.0.1") in guard_host.addresses()
 
 
-def test_a_file_that_the_job_will_read_is_opened_before_it_starts(tmp_path: Path) -> None:
+def test_what_the_job_will_read_is_opened_before_it_starts(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("words")
     need_readable(str(tmp_path / "text"))
     with pytest.raises(HostFaultError, match=r"cannot read .*/none: No such file"):
         need_readable(str(tmp_path / "none"))
-    with pytest.raises(HostFaultError, match="Is a directory"):
-        need_readable(str(tmp_path))
+    need_readable(str(tmp_path))  # a folder of texts, or of weights
+    with pytest.raises(HostFaultError, match="Not a directory"):
+        need_readable(str(tmp_path / "text" / "inner"))
