@@ -145,7 +145,7 @@ class Group:
         self._ops.add(op)
         leads = self.layout.me == self.layout.mine[0]
         limit_s = op.timeout_s + (0.0 if leads else _GRACE_S)
-        op.timer = self.loop.call_later(limit_s, self._expire, op)
+        op.timer = self.loop.call_later(limit_s, self._expire, op, False)
         task = self.loop.create_task(act(op))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._finish(op, done))
@@ -214,8 +214,13 @@ class Group:
             # A library tells that a connection broke; the sockets may know a moment later whose.
             self.loop.call_later(_HEARSAY_S, self.fail, error)
 
-    def _expire(self, op: Op) -> None:
+    def _expire(self, op: Op, is_last_call: bool) -> None:
         awaited = sorted(self.transport.mailbox.waits_for(self.number, op.seq))
+        at_home = {self.layout.ranks[member] for member in self.layout.mine}
+        if awaited and not is_last_call and not at_home.intersection(awaited):
+            # Another island is late: its leader may know which of its ranks is.
+            op.timer = self.loop.call_later(_GRACE_S / 2, self._expire, op, True)
+            return
         for_whom = f", waits for ranks {awaited}" if awaited else ""
         me = self.layout.ranks[self.layout.me]
         text = f"rank {me}: {op.name} (number {op.seq} of its group) was not done within {op.timeout_s:g} s{for_whom}"

@@ -158,11 +158,11 @@ class NativeLane:
     async def turn(self, ticket: int) -> AsyncIterator[None]:
         """See `Lane`. Who fails inside never lets the next in: the order is lost."""
         if ticket != self._next_ticket:
-            self._turns[ticket] = self._loop.create_future()
-            await self._turns.pop(ticket)
+            mine = self._turns[ticket] = self._loop.create_future()
+            await mine
         yield
         self._next_ticket += 1
-        waiting = self._turns.get(self._next_ticket)
+        waiting = self._turns.pop(self._next_ticket, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
