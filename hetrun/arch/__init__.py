@@ -98,14 +98,6 @@ def layer_parameters(model: ModelSpec) -> int:
     return _any_layer(model).parameters
 
 
-def copied_parameters(model: ModelSpec, layer: LayerCount) -> int:
-    """Parameters of a layer that each of the devices that share it holds whole: llama's two norms.
-
-    Other families are known by their counts alone, and all of a layer is taken to be shared.
-    """
-    return layer.parameters - layer.active_parameters if model.counts is None else 0
-
-
 def mean_layer_parameters(model: ModelSpec) -> float:
     """Parameters of one decoder layer, on average: exactly those of each where layers are alike."""
     return layers_parameters(model, 0, model.num_layers) / model.num_layers
@@ -217,4 +209,5 @@ def _llama_layers(model: ModelSpec) -> LayerCount:
         elements=7 * hidden + 4 * model.ffn_size,
         shared_wide_elements=model.num_heads,
         shared_elements=5 * hidden + 4 * model.ffn_size,
+        copied_parameters=2 * hidden,
     )

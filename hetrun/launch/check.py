@@ -12,7 +12,7 @@ from hetrun.launch.files import ranks_by_host
 from hetrun.model import Plan, RankPlan, ReplicaPlan, StagePlan
 from hetrun.model.base import ENV_NAME
 from hetrun.schedule import lane_ranks
-from hetrun.schedule.shares import check_tp
+from hetrun.schedule.shares import SHARED_FAMILIES, check_tp
 
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*")
@@ -82,7 +82,7 @@ def _check_sharing(where: str, stage: StagePlan, plan: Plan) -> None:
         _need(
             list(lane) == sorted(set(lane)), f"{where}: ranks {_short(list(lane))} are not in order"
         )
-        if len(lane) > 1 and model.config is not None:
+        if len(lane) > 1 and model.config is not None and model.family not in SHARED_FAMILIES:
             raise ConfigError(
                 f"{where}: {len(lane)} ranks share layers of transformers' {model.family}, need one each",
                 hint="set plan.tp to [1] in the recipe, and plan again",

@@ -27,9 +27,9 @@ def owner_sets(split: Split, model: ModelSpec) -> list[tuple[tuple[int, ...], in
             for rank in _firsts(stage)
         }
         numbers = sets.setdefault(tuple(sorted(holders)), [0, 0])
-        norms = 2 * model.hidden_size if model.counts is None else 0
-        numbers[0] += arch.layer_at(model, layer).parameters - norms
-        numbers[1] += norms
+        count = arch.layer_at(model, layer)
+        numbers[0] += count.parameters - count.copied_parameters
+        numbers[1] += count.copied_parameters
     sets.setdefault(tuple(sorted(tables | heads if tied else tables)), [0, 0])[1] += table
     found = []
     for members, (layers, whole) in sets.items():

@@ -3,7 +3,7 @@
 The list of layers keeps its length, and each layer runs if it is held here and the microbatch passes it. On a stage without
 embedding the forward begins with what was received, and the first place of the list hands that on, whatever was done to it
 before; masks and rotary positions are made anew on every stage. On a stage without head what comes out is taken at
-the end of the list. A seam for sharing layers among devices is `boxes`, which stays empty: all parameters are whole.
+the end of the list. Where devices share layers (`hf_share.py`), `boxes` says which part of a parameter is here.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ class HfStage(Stage):
                     slot.put(weights(self.outline.full_name(slot.name), slot.meta.shape))
             for slot in new:
                 value = slot.owner.get_parameter(slot.key).detach()
+                box = self.boxes.get(self.outline.full_name(slot.name))
+                value = value if box is None else box.of(value).contiguous()
                 made[slot.meta] = nn.Parameter(value.to(device, dtype))
             for slot in slots:
                 slot.put(made[slot.meta])
@@ -177,6 +179,25 @@ class HfStage(Stage):
         if flow.exit is None:
             raise RuntimeError(f"the forward of {self.model.family} left its layers out")
         return flow.exit
+
+    @property
+    def tp_rules(self) -> dict[str, str]:
+        """What the config says of modules of shared layers, by names in the base model with `*` for the layer."""
+        return dict(getattr(self._built.config, "base_model_tp_plan", None) or {})
+
+    @property
+    def held_layers(self) -> list[str]:
+        """Names of the held layers in the class."""
+        return [f"{self.outline.anatomy.layers}.{index}" for index in self._held]
+
+    def module(self, name: str) -> nn.Module:
+        """A module by its name in the class."""
+        found: nn.Module = self._built.get_submodule(name)
+        return found
+
+    def whole_shape(self, name: str) -> torch.Size:
+        """Shape of a parameter, by our name, before `initialise`."""
+        return dict(self.named_parameters())[name].shape
 
     def layer_alone(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """The first layer held, with what the model's forward hands it beside the hidden states `x`: for measuring."""

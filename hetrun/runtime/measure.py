@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from hetrun.arch import layer_runs
-from hetrun.errors import ConfigError, JobError
+from hetrun.errors import JobError
 from hetrun.model import (
     ModelSpec,
     Quantity,
@@ -28,7 +28,7 @@ from hetrun.runtime.network import Stage, summed_loss
 from hetrun.runtime.precision import Precision
 from hetrun.runtime.repeats import Layers, Repeats, Timed, repeat
 from hetrun.runtime.steadiness import finding
-from hetrun.runtime.tensor_parallel import LayerShare
+from hetrun.runtime.tensor_parallel import Share, share_layers
 
 _MATMUL_SIZE = {"cpu": 1024}
 _MATMUL_SIZE_OF_ACCELERATORS = 8192
@@ -154,15 +154,7 @@ class Bench:
         )
         model: ModelSpec = self.request.model
         stage = build_stage(model, part, seq_len=self.request.seq_len)
-        if tp > 1 and model.config is not None:
-            raise ConfigError(
-                f"tp {tp}: layers of this {model.family} model, which transformers builds, cannot be shared",
-                hint="set plan.tp: [1] in the recipe",
-            )
-        if tp > 1:
-            for name in list(stage.layer):
-                with torch.device("meta"):
-                    stage.layer[name] = LayerShare(model, tp)
+        share_layers(stage, Share(0, tp, None))
         stage.initialise(seed=0, device=self.device, dtype=self.precision.parameters)
         self.precision.prepare(stage)
         return stage

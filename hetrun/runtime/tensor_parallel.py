@@ -9,20 +9,20 @@ which every device can reach, weights' gradients can be put off (`deferred.py`),
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from hetrun.arch import num_kv_heads
 from hetrun.errors import ConfigError
 from hetrun.model import ModelSpec
-from hetrun.runtime.boundary import PeerLostError
 from hetrun.runtime.boxes import box_along
+from hetrun.runtime.hf_share import hf_shared_dims, is_shareable, share_hf_layers
+from hetrun.runtime.hf_stage import HfStage
 from hetrun.runtime.network import Layer, Matrix, Stage
+from hetrun.runtime.sums import Added, ToAll
 from hetrun.schedule.shares import check_tp
 
 _DIM = {"q": 0, "k": 0, "v": 0, "gate": 0, "up": 0, "o": 1, "down": 1}  # of weights, that is shared
@@ -67,18 +67,18 @@ class LayerShare(Layer):
         """One layer, as `Layer.forward`; all ranks of the group call it with the same rows."""
         if self._group is None:
             return super().forward(x_BTH, rotation_2TD)
-        y_BTH = _ToAll.apply(self.attention_norm(x_BTH), self._group)
-        x_BTH = x_BTH + _Added.apply(self._attention(y_BTH, rotation_2TD), self._group)
-        y_BTH = _ToAll.apply(self.ffn_norm(x_BTH), self._group)
+        y_BTH = ToAll.apply(self.attention_norm(x_BTH), self._group)
+        x_BTH = x_BTH + Added.apply(self._attention(y_BTH, rotation_2TD), self._group)
+        y_BTH = ToAll.apply(self.ffn_norm(x_BTH), self._group)
         part_BTH = self.down(functional.silu(self.gate(y_BTH)) * self.up(y_BTH))
-        z_BTH: Tensor = x_BTH + _Added.apply(part_BTH, self._group)
+        z_BTH: Tensor = x_BTH + Added.apply(part_BTH, self._group)
         return z_BTH
 
 
 def shared_dims(stage: Stage) -> dict[str, int]:
     """Parameters that several ranks can share, by name, and along which dim; each has the others whole."""
-    if type(stage) is not Stage:
-        return {}
+    if isinstance(stage, HfStage):
+        return hf_shared_dims(stage)
     return {f"layer.{index}.{name}.weight": d for index in stage.layer for name, d in _DIM.items()}
 
 
@@ -90,11 +90,15 @@ def share_layers(stage: Stage, share: Share) -> None:
     """
     if share.size == 1:
         return
-    if type(stage) is not Stage:
-        raise ConfigError(
-            f"plan: {share.size} ranks share layers of transformers' {stage.model.family}, need one each",
-            hint="set plan.tp to [1] in the recipe, and plan again",
-        )
+    if isinstance(stage, HfStage):
+        check_tp(stage.model, share.size)
+        if not is_shareable(stage):
+            raise ConfigError(
+                f"plan: {share.size} ranks share layers of transformers' {stage.model.family}, need one each",
+                hint="set plan.tp to [1] in the recipe, and plan again",
+            )
+        share_hf_layers(stage, place=share.place, size=share.size, group=share.group)
+        return
     for index, whole in list(stage.layer.items()):
         for name, dim in _DIM.items():
             shape = getattr(whole, name).weight.shape
@@ -102,44 +106,3 @@ def share_layers(stage: Stage, share: Share) -> None:
             start = share.place * part
             stage.boxes[f"layer.{index}.{name}.weight"] = box_along(shape, dim, start, start + part)
         stage.layer[index] = LayerShare(stage.model, share.size, group=share.group)
-
-
-class _ToAll(torch.autograd.Function):
-    """The same values for every share; gradients that come back from all of them are added up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return add_up(gradient, ctx.group), None
-
-
-class _Added(torch.autograd.Function):
-    """The sum of what all shares give; its gradient is that of each."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return add_up(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-def add_up(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum over the ranks of a group, the same bits on all of them.
-
-    Raises:
-        PeerLostError: a rank is gone.
-    """
-    total = part.detach().to("cpu", copy=True).contiguous()
-    try:
-        dist.all_reduce(total, group=group)
-    except RuntimeError as error:
-        raise PeerLostError(f"a rank did not give its share of a layer: {error}") from error
-    return total.to(part.device)

@@ -6,6 +6,11 @@ from hetrun.arch import num_kv_heads
 from hetrun.errors import ConfigError
 from hetrun.model import ModelSpec
 
+SHARED_FAMILIES = (  # whose layers of transformers the runtime can share: what their configs say of it is done there
+    *("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "qwen2", "qwen3"),
+    "smollm3",
+)
+
 
 def check_tp(model: ModelSpec, tp: int) -> None:
     """Refuse a number of devices that does not divide heads, key/value heads and inner width.

@@ -113,7 +113,7 @@ def _parameters(units: Sequence[str], model: ModelSpec) -> tuple[int, int]:
         for unit in units
         if unit.startswith("layer.")
     ]
-    copied = sum(arch.copied_parameters(model, layer) for layer in layers)
+    copied = sum(layer.copied_parameters for layer in layers)
     others = sum(unit_parameters(unit, model) for unit in units if not unit.startswith("layer."))
     return sum(layer.parameters for layer in layers) - copied, copied + others
 

@@ -147,13 +147,13 @@ def largest_difference(answers: Sequence[RankAnswer], reference: Reference) -> f
     """Largest difference of any parameter on any rank; fails if some parameter is held by nobody."""
     held = {name for answer in answers for name in answer.parameters}
     assert held == set(reference.parameters)
-    whole = {name: parameter.detach() for name, parameter in reference.model.named_parameters()}
 
     def right(answer: RankAnswer, name: str) -> list[float]:
         box = answer.boxes.get(name)
         if box is None:
             return reference.parameters[name]
-        return box.of(whole[name]).flatten().tolist()
+        whole = torch.tensor(reference.parameters[name], dtype=torch.float64)
+        return box.of(whole.view(box.whole)).flatten().tolist()
 
     return max(
         abs(a - b)

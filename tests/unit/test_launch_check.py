@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from hetrun.arch.hf import from_config
 from hetrun.errors import ConfigError
 from hetrun.launch import dry_run, launch
 from hetrun.launch.check import check_plan
 from hetrun.model import HostSpec, ModelSpec, Order, Plan
 from tests.ssh.plans import Recorder, make_plan
 from tests.unit import report_factory
+from tests.unit.hf_lab import keys_of
 
 ONE = HostSpec(name="a1", data_addr="10.0.0.1")
 TWO = HostSpec(name="b1", data_addr="10.0.0.2")
@@ -96,9 +98,8 @@ def _shared(model: ModelSpec | None = None) -> Plan:
     """The same ranks as one stage whose layers all three share."""
     plan = make_plan([(ONE, 3)])
     (replica,) = plan.split.replicas
-    whole = replace(
-        replica.stages[0], ranks=(0, 1, 2), num_layers=plan.recipe.model.num_layers, has_head=True
-    )
+    num_layers = (model or plan.recipe.model).num_layers
+    whole = replace(replica.stages[0], ranks=(0, 1, 2), num_layers=num_layers, has_head=True)
     ranks = tuple(replace(rank, stage=0) for rank in plan.split.ranks)
     split = replace(plan.split, ranks=ranks, replicas=(replace(replica, stages=(whole,)),))
     recipe = plan.recipe if model is None else replace(plan.recipe, model=model)
@@ -118,10 +119,11 @@ def test_ranks_that_share_layers_must_divide_them_evenly_on_one_host() -> None:
         check_plan(replace(plan, hosts=(*plan.hosts, other), split=split))
 
 
-def test_layers_of_a_model_class_of_transformers_are_not_shared() -> None:
-    model = replace(_plan().recipe.model, config='{"model_type": "llama"}')
-    with pytest.raises(ConfigError, match="3 ranks share layers of transformers' llama") as caught:
-        check_plan(_shared(model))
+def test_layers_of_transformers_are_shared_where_their_config_says_how() -> None:
+    sizes = {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 4, "hidden_size": 12}
+    check_plan(_shared(from_config({**keys_of("qwen3"), **sizes})))
+    with pytest.raises(ConfigError, match="3 ranks share layers of transformers' gpt2") as caught:
+        check_plan(_shared(from_config(keys_of("gpt2"))))
     assert "plan.tp" in (caught.value.hint or "")
 
 

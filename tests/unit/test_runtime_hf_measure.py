@@ -71,6 +71,10 @@ def test_layers_that_differ_are_timed_run_by_run(monkeypatch: pytest.MonkeyPatch
     assert timing.layer_weights_s is None  # nothing is put off where layers differ
 
 
-def test_shares_of_such_layers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="tp 2: layers of this qwen3 model"):
-        measure.measured(replace(REQUEST, tp=(1, 2)), CHIP)
+def test_shares_of_layers_are_timed_where_the_config_says_how_to_cut_them() -> None:
+    request = replace(REQUEST, rows=(2,), recompute=False, tp=(1, 2))
+    timings = measure.measured(request, CHIP).timings
+    assert [timing.tp for timing in timings] == [1, 2]
+    assert all(timing.layer_forward_s > 0 for timing in timings)
+    with pytest.raises(ConfigError, match="2 ranks share layers of transformers' mixtral"):
+        measure.measured(replace(request, model=tiny("mixtral")), CHIP)
