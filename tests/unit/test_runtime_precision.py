@@ -12,7 +12,9 @@ from hetrun.errors import PreflightError
 from hetrun.model import Dtype
 from hetrun.planner.cost import Piece
 from hetrun.planner.memory import Load, stage_bytes, state_bytes
+from hetrun.runtime.bench import BenchRequest
 from hetrun.runtime.deferred import DeferredWeights, accumulate_all
+from hetrun.runtime.measure import Bench
 from hetrun.runtime.network import Stage, summed_loss
 from hetrun.runtime.precision import ACTIVATION_DTYPE, TORCH_DTYPE, Precision
 from hetrun.schedule.sync import gradient_buckets
@@ -130,6 +132,19 @@ def test_memory_of_mixed_is_states_of_fp32_with_a_copy_and_activations_of_bf16()
     assert per_microbatch[0] == per_microbatch[1] < per_microbatch[2]
     more = held(Dtype.BF16_MIXED, 3) - held(Dtype.BF16, 3)
     assert more == (18 - 8) * arch.layers_parameters(MODEL, 1, 3)
+
+
+def test_profile_measures_what_trains() -> None:
+    request = BenchRequest(
+        model=MODEL, seq_len=SEQ_LEN, rows=(1,), dtype=Dtype.BF16_MIXED, devices=(), quick=True
+    )
+    bench = Bench(request, CPU)
+    stage = bench.stage(num_layers=1)
+    assert {parameter.dtype for parameter in stage.parameters()} == {torch.float32}
+    with bench.precision.arithmetic():
+        assert stage(bench._hidden(1)).dtype is torch.bfloat16
+    bench._forward_backward(stage, bench._hidden(1), None)()
+    assert {p.grad.dtype for p in stage.parameters() if p.grad is not None} == {torch.float32}
 
 
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.BF16_MIXED])
