@@ -119,6 +119,11 @@ def _qwen2(config: Config) -> Decoder:
     return _modern(config, replace(heads(config), qkv_bias=True))
 
 
+def _smollm3(config: Config) -> Decoder:
+    tied = config.switch("tie_word_embeddings", default=True)
+    return replace(_llama(config), plain=False, tied=tied)
+
+
 def _with_head_norms(attention: Attention) -> Attention:
     """Norms of q and k over each head, one scale for all heads."""
     width = (attention.num_heads + attention.num_kv_heads) * attention.key_size
@@ -137,7 +142,7 @@ def _qwen3_moe(config: Config) -> Decoder:
     dense = config.numbers("mlp_only_layers")
     experts = Ffn(
         size=config.size("moe_intermediate_size"),
-        num_experts=config.size("num_experts"),
+        num_experts=config.size("num_experts", "num_local_experts"),
         per_token=config.size("num_experts_per_tok"),
     )
     ffns = tuple(
@@ -319,7 +324,7 @@ FAMILIES: dict[str, Callable[[Config], Decoder]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
-    "smollm3": lambda config: replace(_llama(config), plain=False),
+    "smollm3": _smollm3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
 }

@@ -7,11 +7,13 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from hetrun.arch import layer_at
+from hetrun.arch.hf import from_config
 from hetrun.errors import ConfigError, PreflightError
 from hetrun.model import Dtype
 from hetrun.runtime.deferred import DeferredWeights, accumulate_all
@@ -27,6 +29,7 @@ from tests.unit.hf_lab import (
     VOCAB,
     a_stage,
     added_gradients,
+    keys_of,
     largest_error,
     pass_through,
     some_tokens,
@@ -96,6 +99,30 @@ def test_gradients_that_can_wait_are_those_that_are_counted_so(kind: str) -> Non
             if type(part).forward is torch.nn.Linear.forward
         )
         assert waiting == layer_at(model, index).waiting_parameters
+
+
+@pytest.mark.parametrize("kind", sorted(TINY))
+def test_config_that_transformers_saved_is_counted_like_the_published_one(
+    kind: str, tmp_path: Path
+) -> None:
+    """It writes every key, with its own defaults, and some under other names."""
+    from transformers import AutoConfig
+
+    keys = keys_of(kind)
+    AutoConfig.for_model(
+        kind, **{k: v for k, v in keys.items() if k != "model_type"}
+    ).save_pretrained(tmp_path)
+    saved = from_config(json.loads((tmp_path / "config.json").read_text()))
+    published = from_config(keys)
+    for what in (
+        "counts",
+        "tied_embeddings",
+        "num_layers",
+        "hidden_size",
+        "num_kv_heads",
+        "family",
+    ):
+        assert getattr(saved, what) == getattr(published, what), what
 
 
 def test_another_seed_gives_other_values() -> None:
