@@ -18,7 +18,7 @@ from hetrun.model import (
     StagePlan,
 )
 from hetrun.planner.cost import Piece, is_extrapolated, stage_parameters, timing_at
-from hetrun.planner.memory import state_bytes
+from hetrun.planner.memory import Load, stage_bytes, state_bytes
 from hetrun.planner.words import plural
 
 
@@ -212,18 +212,23 @@ def _memory_terms(recipe: Recipe, stage: StagePlan, of: str, *, rows: int) -> It
         has_embedding=stage.has_embedding,
         has_head=stage.has_head,
     )
-    each = state_bytes(recipe.train.dtype)
-    parameters = stage_parameters(recipe.model, piece, tp=len(stage.ranks) // stage.lanes)
-    states = each.of(parameters, parameters)
-    how = (
-        f"{parameters:,} parameters x {each.of(1, 1)} bytes (weight {each.weight},"
-        f" gradient {each.gradient}, AdamW's moments {each.optimizer})"
+    dtype, held = recipe.train.dtype, stage.most_held or stage.window
+    each, tp = state_bytes(dtype), len(stage.ranks) // stage.lanes
+    parameters = stage_parameters(recipe.model, piece, tp=tp)
+    load = Load(
+        rows=rows, seq_len=recipe.data.seq_len, window=held, tp=tp, recompute=stage.recompute
     )
+    whole = each.of(parameters, 0)
+    in_flight = stage_bytes(recipe.model, dtype, piece, load, updated=0) - whole
+    states = stage.memory_bytes - in_flight
+    updated = (states - whole) // each.optimizer
+    how = f"{parameters:,} parameters x {each.of(1, 0)} bytes (weight {each.weight}, gradient {each.gradient})"
+    own = "each" if updated == parameters else f"of {updated:,} that this device updates"
+    how += f", and {each.optimizer} {own} (AdamW's moments, master copies)"
     yield _term("memory: states", of, states, "bytes", how)
     kept = "inputs of layers" if stage.recompute else "activations"
-    held = stage.most_held or stage.window
     how = f"{kept} of {held} x {plural(rows, 'row')} in flight, messages, loss"
-    yield _term("memory: in flight", of, stage.memory_bytes - states, "bytes", how)
+    yield _term("memory: in flight", of, in_flight, "bytes", how)
     yield _term(
         "memory: all", of, stage.memory_bytes, "bytes", "what the plan counts on, per device"
     )

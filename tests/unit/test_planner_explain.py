@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from hetrun import store
-from hetrun.model import Source
+from hetrun.model import PlanLimits, Source
 from hetrun.planner.explain import Explanation, explain
 from tests.unit.planner_lab import Chips, Lab, small_model
 
@@ -97,3 +98,27 @@ def test_vendor_that_cannot_hold_the_model_has_no_number_and_a_reason() -> None:
 def test_explanation_is_data() -> None:
     assert '"what": "bound"' in store.dumps(FOUND)
     assert isinstance(FOUND, Explanation)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        PlanLimits(),
+        PlanLimits(tp=(2,)),
+        PlanLimits(max_shapes=1, lanes=(1, 2)),
+        PlanLimits(zero=(1,)),
+        PlanLimits(zero=(1,), max_shapes=1),
+    ],
+)
+def test_states_of_a_stage_are_those_of_what_it_holds_and_updates(limits: PlanLimits) -> None:
+    """With shared updates the moments are of a part only, and what is in flight is as much as without."""
+    lab = replace(LAB, limits=limits)
+    plan = lab.plan()
+    shown = [term for term in explain(plan, lab.profile).terms if term.what == "memory: states"]
+    assert shown
+    for term in shown:
+        (whole,) = re.findall(r"^([\d,]+) parameters", term.how)
+        updated = re.findall(r"of ([\d,]+) that this device updates", term.how) or [whole]
+        held, own = (int(number.replace(",", "")) for number in (whole, updated[0]))
+        assert term.value == held * 8 + own * 8  # fp32: weight and gradient; two moments
+        assert (own < held) == (plan.split.replicas[0].zero > 0 and len(plan.split.ranks) > 1)
