@@ -78,7 +78,9 @@ def plan(
         idle_devices=_idle(problem, split),
         runner_up=runner_up_words(outcome.best, outcome.runner_up),
         baselines=alone,
-        verdict=verdict_words(outcome.best, problem.batch_rows, alone, notes=notes),
+        verdict=verdict_words(
+            outcome.best, problem.batch_rows, alone, free=chosen.free.best, notes=notes
+        ),
     )
 
 

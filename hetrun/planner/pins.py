@@ -103,6 +103,11 @@ def _check_names(problem: Problem, pins: Pins) -> None:
             f" the model has {problem.model.num_layers}",
             hint="pin as many layers as the model has",
         )
+    if len(pins.rows) > problem.num_devices:
+        raise NoPlanError(
+            f"pins: rows of {len(pins.rows)} replicas, and there are {problem.num_devices} devices",
+            hint="pin rows of fewer replicas",
+        )
     if pins.rows and sum(pins.rows) != problem.batch_rows:
         raise NoPlanError(
             f"pins: rows {list(pins.rows)} are {sum(pins.rows)}, the batch has {problem.batch_rows}",

@@ -92,13 +92,24 @@ def runner_up_words(best: Candidate, other: Candidate | None) -> str:
 
 
 def verdict_words(
-    best: Candidate, batch_rows: int, baselines: Sequence[Baseline], *, notes: Sequence[str]
+    best: Candidate,
+    batch_rows: int,
+    baselines: Sequence[Baseline],
+    *,
+    free: Candidate,
+    notes: Sequence[str],
 ) -> str:
-    """Return whether mixing pays against the best single vendor, and what the figures leave open."""
-    return " ".join([_mixing(best, batch_rows, baselines), *(f"{note}." for note in notes)])
+    """Return whether mixing pays against the best single vendor, and what the figures leave open.
+
+    `free` is the best without pins: what these leave alone does not show that mixing does not pay.
+    """
+    words = _mixing(best, batch_rows, baselines, free=free)
+    return " ".join([words, *(f"{note}." for note in notes)])
 
 
-def _mixing(best: Candidate, batch_rows: int, baselines: Sequence[Baseline]) -> str:
+def _mixing(
+    best: Candidate, batch_rows: int, baselines: Sequence[Baseline], *, free: Candidate
+) -> str:
     if len(baselines) == 1:
         return f"All devices are {baselines[0].vendor}: there is nothing to mix."
     rows_per_s = batch_rows / best.step_s
@@ -108,7 +119,10 @@ def _mixing(best: Candidate, batch_rows: int, baselines: Sequence[Baseline]) -> 
     alone = max(able, key=lambda b: b.rows_per_s or 0.0)
     ratio = rows_per_s / (alone.rows_per_s or 1.0)
     used = {rank.vendor for rank in best.layout.ranks}
+    pinned = used != {rank.vendor for rank in free.layout.ranks}
     compared = f"{rows_per_s:.4g} rows/s against {alone.rows_per_s:.4g} of {alone.vendor} alone"
+    if len(used) == 1 and pinned:
+        return f"The pins leave {', '.join(used)} alone ({rows_per_s:.4g} rows/s), the other devices stay idle."
     if len(used) == 1:
         return (
             f"Mixing does not pay: {', '.join(sorted(used))} alone is quickest"

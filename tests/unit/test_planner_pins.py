@@ -56,6 +56,19 @@ def test_idle_vendor_works_nowhere_and_is_named_idle() -> None:
     assert plan.idle_devices == ("emu-b-0/0", "emu-b-0/1")
 
 
+def test_a_vendor_that_pins_leave_alone_is_not_said_to_be_quickest() -> None:
+    """Mixing pays here: the pins are why it is not done."""
+    assert "Mixing pays" in planned(None).verdict
+    verdict = planned(Pins(roles={"emu-b": Role.IDLE})).verdict
+    assert verdict.startswith("The pins leave emu-a alone")
+    assert "does not pay" not in verdict
+
+
+def test_rows_of_more_replicas_than_devices_are_named() -> None:
+    with pytest.raises(NoPlanError, match="rows of 24 replicas, and there are 4 devices"):
+        planned(Pins(rows=(1,) * 24))
+
+
 @pytest.mark.parametrize("order", [("emu-a", "emu-b"), ("emu-b", "emu-a")])
 def test_order_is_kept_where_vendors_share_a_pipeline(order: tuple[str, ...]) -> None:
     """One device of each and two stages: they have to share."""
