@@ -1,11 +1,12 @@
 """Process groups of one rank, created in one order on all ranks, and the objects that talk over them.
 
-All of it is gloo over host memory, which every device can reach. What is said over it is left to
+It is gloo over host memory, which every device can reach, but for the ranks that share layers: these have one vendor. What is said over it is left to
 `engine.py` and `sync.py`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +28,7 @@ from hetrun.runtime.segments import (
     segments_of,
 )
 from hetrun.runtime.sharded import ShardedSync
+from hetrun.runtime.sums import GLOO, backend_of
 from hetrun.runtime.sync import GradientSync
 from hetrun.runtime.tensor_parallel import Share, shared_dims
 from hetrun.schedule.pipeline import ActionKind
@@ -34,6 +36,8 @@ from hetrun.schedule.portions import Lane, Portion, lanes_by_rank, portions
 from hetrun.schedule.replica import ReplicaRun
 from hetrun.schedule.step import SCALAR_BYTES, shares_update
 from hetrun.schedule.sync import Bucket, Part, all_reduce_s, gradient_buckets, lane_ranks
+
+log = logging.getLogger(__name__)
 
 _MIN_TIMEOUT_S = 60.0
 _STEPS_OF_PATIENCE = 20
@@ -81,7 +85,10 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
     lanes = lanes_by_rank(split.replicas)
     for lane in sorted(set(lanes.values())):
         if len(lane) > 1:
-            shares[lane] = _new_group(plan, lane)
+            backend = backend_of(split.ranks[lane[0]])
+            shares[lane] = _new_group(plan, lane, backend=backend)
+            if rank.rank in lane:
+                log.info("ranks %s share layers over %s", lane, backend)
     all_buckets = gradient_buckets(
         split.ranks,
         split.replicas,
@@ -209,6 +216,6 @@ def _gradients_had(run: ReplicaRun, rank: RankPlan, stage: StagePlan) -> dict[in
     return had
 
 
-def _new_group(plan: Plan, ranks: Sequence[int]) -> dist.ProcessGroup:
-    group = dist.new_group(list(ranks), backend="gloo", timeout=collective_timeout(plan))
+def _new_group(plan: Plan, ranks: Sequence[int], *, backend: str = GLOO) -> dist.ProcessGroup:
+    group = dist.new_group(list(ranks), backend=backend, timeout=collective_timeout(plan))
     return group

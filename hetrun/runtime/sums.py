@@ -1,4 +1,8 @@
-"""Sums over the ranks that share a layer, forwards and backwards, through host memory. Where they stand is not decided here."""
+"""Sums over the ranks that share a layer, forwards and backwards. Where they stand is not decided here.
+
+These ranks are devices of one vendor on one host, so the vendor's own library can add up on the devices; else gloo does
+in host memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hetrun.model import RankPlan
 from hetrun.runtime.boundary import PeerLostError
+
+GLOO = "gloo"
+
+
+def backend_of(rank: RankPlan) -> str:
+    """Name in torch.distributed of what adds up between a rank and those that share its layers.
+
+    The one that torch, or the vendor's plug-in, names for the device; gloo for CPUs, emulated chips and where there is none.
+    """
+    named = dist.Backend.default_device_backend_map.get(rank.torch_device, GLOO)
+    return named if not rank.emulated and dist.is_backend_available(named) else GLOO
 
 
 class ToAll(torch.autograd.Function):
@@ -45,7 +61,8 @@ def add_up(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     Raises:
         PeerLostError: a rank is gone.
     """
-    total = part.detach().to("cpu", copy=True).contiguous()
+    on = "cpu" if dist.get_backend(group) == GLOO else part.device
+    total = part.detach().to(on, copy=True).contiguous()
     try:
         dist.all_reduce(total, group=group)
     except RuntimeError as error:

@@ -2,8 +2,8 @@
 
 A share holds num_heads / tp heads, num_kv_heads / tp key/value heads and ffn_size / tp of the inner width (rows of the
 weights of q, k, v, gate, up; columns of those of o and down), and the norms whole (Shoeybi et al. 2019, section 3).
-These are plain tensors and two functions that add up rather than torch's DTensor: partial sums travel over gloo in host memory,
-which every device can reach, weights' gradients can be put off (`deferred.py`), and buckets take slices of gradients.
+These are plain tensors and two functions that add up rather than torch's DTensor: gloo in host memory can add them up where a
+vendor has no library for it, weights' gradients can be put off (`deferred.py`), and buckets take slices of gradients.
 """
 
 from __future__ import annotations

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from hetrun.model import ModelSpec, Order, Plan, StagePlan
+from hetrun.runtime.loop import join
+from hetrun.runtime.trainer import Trainer
 from hetrun.schedule import simulate_step
 from tests.dist.plans import Pipeline, make_plan
-from tests.dist.training import largest_difference, train_all, train_reference
+from tests.dist.ranks import run_ranks
+from tests.dist.training import (
+    largest_difference,
+    open_test_stream,
+    train_all,
+    train_reference,
+)
 
 pytestmark = pytest.mark.dist
 
@@ -75,3 +86,34 @@ def test_shared_layers_train_like_one_process_and_last_as_simulated(
             times = [(s.start_s, s.end_s) for s in expected]
             for span, (start_s, end_s) in zip(done, times, strict=True):
                 assert (span.start_s, span.end_s) == pytest.approx((start_s, end_s), rel=1e-6)
+
+
+def _gloo_by_another_name(
+    store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> dist.ProcessGroup:
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def _train_with_a_library(rank: int, store_path: Path, plan: Plan) -> tuple[str, list[float]]:
+    """Train where the ranks' device has a library of its own; return what adds up their shares, and the losses."""
+    dist.Backend.register_backend("vendorccl", _gloo_by_another_name, devices=["cpu"])
+    dist.Backend.default_device_backend_map["cpu"] = "vendorccl"
+    join(plan, plan.split.ranks[rank], dist.FileStore(str(store_path), 3))
+    stream = open_test_stream(plan, is_ragged=True)
+    trainer = Trainer(plan, rank, stream=stream, device=torch.device("cpu"))
+    losses = [trainer.step(step).event.loss for step in range(plan.recipe.train.steps)]
+    layer = next(iter(trainer.stage.layer.values()))
+    group = getattr(layer, "_group", None)
+    return "none" if group is None else dist.get_backend(group), losses
+
+
+@pytest.mark.parametrize(("emulated", "backend"), [(False, "vendorccl"), (True, "gloo")])
+def test_a_vendors_own_library_adds_up_the_shares_of_real_devices(
+    emulated: bool, backend: str, tmp_path: Path
+) -> None:
+    plan = make_plan((Pipeline((3, 1), 1, 4, tp=(2, 1)),), model=FOUR, steps=2, emulated=emulated)
+    answers = run_ranks(_train_with_a_library, 3, tmp_path, plan)
+    assert [used for used, _ in answers] == [backend, backend, "none"]
+    reference = train_reference(plan, is_ragged=True)
+    for _, losses in answers:
+        assert losses == pytest.approx(reference.losses, rel=1e-11)
