@@ -1,5 +1,5 @@
 """`python -m hetrun` is the command line. Everything else is left to `hetrun.cli`."""
 
-from hetrun.cli.app import main
+from hetrun.cli.entry import main
 
 main()
