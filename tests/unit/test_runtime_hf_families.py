@@ -19,6 +19,7 @@ from hetrun.model import Dtype
 from hetrun.runtime.deferred import DeferredWeights, accumulate_all
 from hetrun.runtime.hf_model import need_transformers, outline
 from hetrun.runtime.hf_stage import HfStage, build_stage
+from hetrun.runtime.hf_weights import first_values
 from hetrun.runtime.network import Stage, summed_loss
 from hetrun.runtime.precision import Precision
 from hetrun.schedule.sync import unit_parameters
@@ -228,6 +229,26 @@ def test_own_decoder_stays_where_it_computes_the_same() -> None:
     assert type(build_stage(plain, stage_plan(range(NUM_LAYERS)), seq_len=SEQ_LEN)) is Stage
     built = build_stage(tiny("llama"), stage_plan(range(NUM_LAYERS)), seq_len=SEQ_LEN)
     assert type(built) is HfStage
+
+
+def test_own_decoder_and_transformers_agree_on_a_plain_llama(tmp_path: Path) -> None:
+    keys = {key: value for key, value in keys_of("llama").items() if key != "rope_scaling"}
+    theirs = whole(from_config(keys, transformers=True))
+    for parameter in theirs.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(16.0)  # far from even attention
+    uncut(theirs.model, [theirs], torch.float32).save_pretrained(tmp_path)
+    ours = build_stage(from_config(keys), stage_plan(range(NUM_LAYERS)), seq_len=SEQ_LEN)
+    assert type(ours) is Stage
+    ours.initialise(
+        seed=0,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+        weights=first_values(ours, str(tmp_path)),
+    )
+    tokens = some_tokens()
+    difference = (ours(tokens) - theirs(tokens)).abs().max().item()
+    assert difference < 1e-6 * theirs(tokens).abs().max().item()  # its norms are fp32 inside
 
 
 def test_what_was_counted_otherwise_is_refused_by_unit() -> None:
