@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,15 @@ from tests.unit.checkpoint_lab import MODEL, SEQ_LEN, whole_stage
 
 CPU = torch.device("cpu")
 MIXED = Precision(Dtype.BF16_MIXED, CPU)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """These products are too small to share out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _train(stage: Stage, precision: Precision, *, put_off: bool = False) -> list[torch.Tensor]:
