@@ -148,7 +148,7 @@ def _answers(problem: Problem, columns: Columns, *, exact: bool, first: bool) ->
     """Yield counts of replicas: the best of any number of shapes, and of one."""
     max_shapes = problem.max_shapes
     if max_shapes is None:
-        by_milp = exact and len(problem.groups) > 1 and problem.num_devices > _FEW
+        by_milp = exact and first and len(problem.groups) > 1 and problem.num_devices > _FEW
         whole = whole_replicas(columns, problem.capacity, problem.batch_rows, exact=by_milp)
         if whole is not None:
             yield whole[0]

@@ -48,10 +48,13 @@ _NOT_SO_MANY = (
     24  # of these, up to here several outlines are refined, and less freedom is tried too
 )
 _MUCH_TRAFFIC = 0.05  # of a step, in sends that are waited for
+_SOME = 64  # devices; up to here they are searched without tp only where sends take long
 _MOST_TWICE = 20_000  # devices; with more of them a second search takes too long
 _NUM_SCALED = 8  # combinations of many devices that the simulator ranks, and of not so many
 _MOST_SCALED = 50
 _RANKS_BUDGET = 500  # ranks laid out in one search of many devices, after the first combination
+_TIMES_LAID_OUT = 4  # all ranks, where that is more
+_MOST_LAID_OUT = 40_000  # ranks, then
 _NUM_POLISHED_MANY = 2
 _MOST_TRIES_MANY = 10
 
@@ -98,7 +101,7 @@ def search(problem: Problem, *, quick: bool = False, among: int = 0) -> Outcome:
         except NoPlanError as error:
             failure = error  # that of the problem itself comes last
             continue
-        if not quick and among > _NOT_SO_MANY and _waits_for_sends(simpler, found[-1][1], among):
+        if not quick and _NOT_SO_MANY < among <= _SOME and _waits_for_sends(*found[-1]):
             waiting.append(simpler.with_least_tp())
     turnless = _quickest([outcome for simpler, outcome in found if not simpler.takes_turns])
     best = _quickest([outcome for _, outcome in found])
@@ -124,11 +127,12 @@ def _quickest(outcomes: Sequence[Outcome]) -> Outcome | None:
 def _simplest_first(problem: Problem, *, quick: bool, among: int) -> list[Problem]:
     """Return the problem, last, and before it those without some of what it allows beyond the least.
 
-    Of many devices those without tp are only searched at first where tp parts devices that are alike.
+    Of 25 to 64 devices those without tp are only searched at first where tp parts devices that are alike.
     """
     steps: list[Callable[[Problem], Problem]] = [Problem.without_lanes]
     parted = len({(own.name, own.memory_bytes) for own in problem.groups}) < len(problem.groups)
-    if not quick and (among <= _NOT_SO_MANY or (parted and among <= _MOST_TWICE)):
+    often = parted or among <= _NOT_SO_MANY or (among > _SOME and len(problem.groups) > 1)
+    if not quick and often and among <= _MOST_TWICE:
         steps.append(Problem.with_least_tp)
     if not quick and among <= _NOT_SO_MANY:
         steps.append(Problem.without_recompute)
@@ -140,12 +144,12 @@ def _simplest_first(problem: Problem, *, quick: bool, among: int) -> list[Proble
     return found
 
 
-def _waits_for_sends(problem: Problem, found: Outcome, among: int) -> bool:
+def _waits_for_sends(problem: Problem, found: Outcome) -> bool:
     """Whether longer pipelines, of layers that fewer devices share, are worth a search of their own.
 
     Many shapes are ranked without the sharing of a host's interface, which weighs on short pipelines of shared layers.
     """
-    if among > _MOST_TWICE or len(problem.with_least_tp().kinds) == len(problem.kinds):
+    if len(problem.with_least_tp().kinds) == len(problem.kinds):
         return False
     return found.best.layout.cost.p2p_s > _MUCH_TRAFFIC * found.best.step_s
 
@@ -183,7 +187,7 @@ def _search_many(maker: ShapeMaker, *, quick: bool, among: int) -> Outcome:
     found = scaled_combos(maker, shapes, exact=not quick)
     most = min(_MOST_SCALED, max(_NUM_SCALED, _RANKS_BUDGET // among))
     most = 1 if quick else most
-    judged = _simulate(maker, quickest(problem, found, most=most), most_ranks=_RANKS_BUDGET)
+    judged = _simulate(maker, quickest(problem, found, most=most), most_ranks=_ranks_budget(among))
     if not judged:
         raise no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged, many=among)
@@ -196,6 +200,11 @@ def _search_many(maker: ShapeMaker, *, quick: bool, among: int) -> Outcome:
         bound_s=bound_s,
         num_shapes=len(shapes),
     )
+
+
+def _ranks_budget(num_devices: int) -> int:
+    """Return how many ranks may be laid out to rank combinations, and again to polish the best."""
+    return max(_RANKS_BUDGET, min(_TIMES_LAID_OUT * num_devices, _MOST_LAID_OUT))
 
 
 def _allowed(problem: Problem, found: Iterable[Combo]) -> Iterator[Combo]:
@@ -226,7 +235,7 @@ def _first_two(
         for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
             leaders.setdefault(_outline(candidate), candidate)
         likely = sorted(list(leaders.values())[:_NUM_PROMISING], key=partial(promise_s, problem))
-        chosen = {_outline(c): c for c in (first, plain, *likely[:most])}
+        chosen = {c.groups: c for c in (first, plain, *likely[:most])}
         tried += [refined(problem, candidate) for candidate in chosen.values()]
     best = best_of(tried)
     others = [c for c in (*tried, *judged) if _outline(c) != _outline(best)]
@@ -263,7 +272,7 @@ def _polish_best(
     """Polish the best few that differ in their outline; more of them where simulations are short."""
     if many:
         chosen, most = _leaders(judged, _outline), _NUM_POLISHED_MANY
-        most_tries = min(_MOST_TRIES_MANY, _RANKS_BUDGET // many)
+        most_tries = min(_MOST_TRIES_MANY, _ranks_budget(many) // many)
     else:
         first, most_tries = _POLISH_BUDGET
         chosen = _leaders(judged, _build)[:_NUM_POLISHED]
