@@ -394,3 +394,19 @@ def test_killed_at_a_random_moment_it_goes_on_as_if_nothing_was(seed: int, tmp_p
 @pytest.mark.parametrize("seed", range(3, 20))
 def test_killed_at_many_random_moments_it_goes_on(seed: int, tmp_path: Path) -> None:
     chaos(seed, tmp_path)
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_among_ranks_that_share_layers_it_goes_on_with_other_shares(
+    seed: int, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "checkpoints")
+    model = replace(MODEL, num_kv_heads=4)
+    plan, other = (make_plan(p, model=model, steps=30) for p in (SHARED, SHARED_BY_MORE))
+    whole = save_all(plan, tmp_path)
+    fault = KillLater(victim=seed % 2, seed=seed, within_s=1.5)
+    with pytest.raises(RankFailedError):
+        save_all(with_checkpoints(plan, folder, every_steps=1), tmp_path, fault=fault)
+    resumed = save_all(with_checkpoints(other, folder, every_steps=7), tmp_path)
+    assert largest_difference(merged(resumed), merged(whole)) < TOLERANCE
