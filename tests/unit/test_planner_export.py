@@ -327,6 +327,8 @@ FLAGS=(
   --position-embedding-type rope
   --rotary-base 10000
   --disable-bias-linear
+  --attention-dropout 0
+  --hidden-dropout 0
   --untie-embeddings-and-output-weights
   --train-iters 1
   --lr 0.0003

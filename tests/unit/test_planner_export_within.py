@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from hetrun.errors import ConfigError
-from hetrun.model import Pins, Plan, PlanLimits, Recipe, Role
+from hetrun.model import Dtype, Pins, Plan, PlanLimits, Recipe, Role
 from hetrun.planner import plan
 from hetrun.planner.export import export
 from hetrun.planner.export.within import export_within
-from tests.unit.planner_lab import FREE_LINKS, Chips, Lab, small_model
+from tests.unit.planner_lab import FREE_LINKS, WHOLE, Chips, Lab, small_model
 
 CHIPS = (
     Chips(vendor="emu-a", num_devices=2, layer_s=1.0),
@@ -73,6 +73,26 @@ def test_what_cannot_be_written_at_all_is_refused_with_the_reason() -> None:
     lab = replace(LAB, limits=PlanLimits(pins=Pins(rows=(9, 3))))
     with pytest.raises(ConfigError, match="megatron cannot express this plan"):
         export_within(lab.plan(), "megatron", again_in(lab))
+
+
+@pytest.mark.parametrize(("memory", "says"), [(None, "it fits"), (1e6, "on 1 of 2 devices")])
+def test_fp32_masters_of_a_target_are_said_with_the_devices_too_small_for_them(
+    memory: float | None, says: str
+) -> None:
+    lab = replace(LAB, chips=(replace(CHIPS[0], memory=memory),), dtype=Dtype.BF16, limits=WHOLE)
+    (line,) = [line for line in export(lab.plan(), "megatron").lost if "masters" in line]
+    assert "18 bytes per parameter instead of 8" in line
+    assert says in line
+    plain = export(replace(lab, dtype=Dtype.FP32, chips=CHIPS[:1]).plan(), "megatron")
+    assert not any("masters" in line for line in plain.lost)
+
+
+def test_fewer_groups_of_queries_than_devices_that_share_them_are_said() -> None:
+    model = replace(LAB.model, num_heads=2, num_kv_heads=1)
+    lab = replace(LAB, chips=CHIPS[:1], model=model, limits=PlanLimits(tp=(2,)))
+    assert any("1 groups of queries over 2" in x for x in export(lab.plan(), "megatron").lost)
+    lab = replace(lab, limits=PlanLimits(tp=(1,)))
+    assert not any("groups of queries" in x for x in export(lab.plan(), "megatron").lost)
 
 
 def test_shared_updates_are_the_targets_distributed_optimizer() -> None:

@@ -8,6 +8,8 @@ from itertools import groupby
 
 from hetrun.errors import ConfigError
 from hetrun.model import Dtype, Plan, RankPlan, ReplicaPlan, StagePlan
+from hetrun.planner.cost import Piece, stage_parameters
+from hetrun.planner.memory import state_bytes
 
 _DTYPE_FLAG = {
     Dtype.BF16: ("--bf16",),
@@ -209,10 +211,49 @@ def plain_losses(plan: Plan) -> list[str]:
             lost.append(f"windows {windows}: the target runs plain 1F1B, {plain}")
     if plan.idle_devices:
         lost.append(f"idle devices are left out of the ranks: {', '.join(plan.idle_devices[:8])}")
+    if plan.recipe.train.dtype is Dtype.BF16:
+        lost.append(_masters(plan))
+    groups, tp = plan.recipe.model.num_kv_heads, max(map(_tp, plan.split.replicas[0].stages))
+    if groups is not None and groups % tp:
+        lost.append(
+            f"{groups} groups of queries over {tp} devices: Megatron-core refuses that before 0.16"
+        )
     lost.append(
         f"predicted step {plan.split.cost.step_s:.6g} s (modelled) is of hetrun's own engine"
     )
     return lost
+
+
+def _tp(stage: StagePlan) -> int:
+    return len(stage.ranks) // stage.lanes
+
+
+def _masters(plan: Plan) -> str:
+    """Say what the target's bf16 takes, which trains fp32 masters, and how many devices are too small for that."""
+    own, theirs = state_bytes(Dtype.BF16).of(1, 1), state_bytes(Dtype.BF16_MIXED).of(1, 1)
+    small = sum(
+        len(stage.ranks)
+        for replica in plan.split.replicas
+        for stage in replica.stages
+        if stage.memory_limit_bytes is not None
+        and stage.memory_bytes + (theirs - own) * _parameters(plan, stage)
+        > stage.memory_limit_bytes
+    )
+    few = f"on {small} of {len(plan.split.ranks)} devices that is too much" if small else "it fits"
+    return (
+        f"dtype bf16: the target trains fp32 masters, {theirs} bytes per parameter instead of {own} without a"
+        f" distributed optimizer; {few} (dtype: bf16-mixed plans with it)"
+    )
+
+
+def _parameters(plan: Plan, stage: StagePlan) -> int:
+    piece = Piece(
+        first_layer=stage.first_layer,
+        num_layers=stage.num_layers,
+        has_embedding=stage.has_embedding,
+        has_head=stage.has_head,
+    )
+    return stage_parameters(plan.recipe.model, piece, tp=_tp(stage))
 
 
 def model_flags(plan: Plan, lost: list[str]) -> list[str]:
@@ -228,7 +269,7 @@ def model_flags(plan: Plan, lost: list[str]) -> list[str]:
             flags += ["--group-query-attention", f"--num-query-groups {model.num_kv_heads}"]
         flags += ["--swiglu", "--normalization RMSNorm", f"--norm-epsilon {model.norm_eps:g}"]
         flags += ["--position-embedding-type rope", f"--rotary-base {model.rope_theta:.0f}"]
-        flags.append("--disable-bias-linear")
+        flags += ["--disable-bias-linear", "--attention-dropout 0", "--hidden-dropout 0"]
         if not model.tied_embeddings:
             flags.append("--untie-embeddings-and-output-weights")
     else:

@@ -138,6 +138,8 @@ def _model(plan: Plan) -> list[str]:
             f"  rotary_base: {model.rope_theta:.0f}",
             "  use_rotary_position_embeddings: true",
             "  disable_bias_linear: true",
+            "  attention_dropout: 0.0",
+            "  hidden_dropout: 0.0",
             f"  untie_embeddings_and_output_weights: {_yes(not model.tied_embeddings)}",
         ]
     return lines
