@@ -33,13 +33,14 @@ def _with_comparisons(rank: int, events: list[Event]) -> list[Event]:
             continue
         drifts = (DRIFT,) if (rank, event.step) == (0, 7) else ()
         told.append(
-            ComparisonEvent(
+            ComparisonEvent(  # type: ignore[arg-type]
                 rank=rank, step=event.step, wall_s=1.0, compared_s=0.1, num_parts=4,
                 drifts=drifts, repaired=False,
             )
         )  # fmt: skip
         if drifts:
-            told.append(WarningEvent(rank=rank, wall_s=1.0, step=8, message=SAID))
+            warning = WarningEvent(rank=rank, wall_s=1.0, step=8, message=SAID)
+            told.append(warning)  # type: ignore[arg-type]
     return told
 
 
