@@ -96,7 +96,7 @@ def open_checkpoints(
         about = replace(about, step=key[0])
     for host, units in lost_with(plan, spec).items():
         warnings.append(
-            f"if host {host} is lost, so are {_short(units)} of all checkpoints: no other host holds them;"
+            f"if host {host} is lost, so are {_short(units)} of all checkpoints: no other host holds all of them;"
             " a shared file system with checkpoint.shared: true would keep them"
         )
     if rank.rank == 0:

@@ -10,7 +10,8 @@ import pytest
 from hetrun import arch
 from hetrun.model import ModelSpec, Order, Plan
 from hetrun.schedule import simulate_step
-from tests.dist.plans import Pipeline, make_plan
+from tests.dist.plans import Pipeline, make_plan, with_train
+from tests.dist.saving import merged, on_hosts, save_all, with_checkpoints
 from tests.dist.training import largest_difference, train_all, train_reference
 
 pytestmark = pytest.mark.dist
@@ -63,3 +64,26 @@ def test_shared_updates_train_like_one_process_and_last_as_simulated(
             times = [(s.start_s, s.end_s) for s in expected]
             for span, (start_s, end_s) in zip(done, times, strict=True):
                 assert (span.start_s, span.end_s) == pytest.approx((start_s, end_s), rel=1e-6)
+
+
+def test_parts_of_moments_on_different_hosts_load_into_whole_ones_and_back(tmp_path: Path) -> None:
+    disks, folder = tmp_path / "disks", "/proc/self/cwd/checkpoints"
+
+    def saving(plan: Plan, steps: int, hosts: str) -> Plan:
+        return on_hosts(with_checkpoints(with_train(plan, steps=steps), folder), list(hosts))
+
+    first = make_plan((Pipeline((4,), 1, 3), Pipeline((1, 3), 1, 1)), model=TIED)
+    second = make_plan((Pipeline((2, 2), 1, 4),), model=TIED)
+    third = make_plan((Pipeline((4,), 1, 2, tp=(2,)), Pipeline((4,), 1, 2, tp=(2,))), model=TIED)
+    reference = train_reference(with_train(first, steps=9), is_ragged=True)
+    begun = save_all(saving(shared(first), 3, "aab"), tmp_path, disks=disks)
+    said = [event.message for event in begun[0].of("warning")]
+    assert [text.split(",")[0] for text in said] == ["if host a is lost", "if host b is lost"]
+    save_all(saving(second, 6, "ba"), tmp_path, disks=disks)
+    save_all(saving(shared(third), 8, "aabb"), tmp_path, disks=disks)
+    ended = save_all(saving(shared(first), 9, "cab"), tmp_path, disks=disks)
+    assert ended[0].losses == {8: pytest.approx(reference.losses[8], rel=1e-11)}
+    values = merged(ended)
+    assert set(values) == set(reference.parameters)
+    for name, parameter in reference.parameters.items():
+        assert values[name] == pytest.approx(parameter, abs=1e-10)
