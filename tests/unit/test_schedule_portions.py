@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from hetrun import arch
 from hetrun.model import ModelSpec, RankPlan, ReplicaPlan, StagePlan
+from hetrun.planner.recost_sync import owner_sets
 from hetrun.schedule.portions import Portion, lanes_by_rank, portions
 from hetrun.schedule.sync import Bucket, Part, gradient_buckets
 
@@ -135,3 +137,14 @@ def test_every_lane_gives_every_element_once(model: ModelSpec, split: list[Shape
     for lane_of_unit in {(unit, lane) for unit, lane, _ in given_by}:
         assert sum((*lane_of_unit, Fraction(cell)) in given_by for cell in range(12)) == 12
     assert all(times == {1} for times in took.values())  # each rank's copies in one group
+
+
+@pytest.mark.parametrize("model", [MODEL, TIED], ids=["plain", "tied"])
+@settings(max_examples=40)
+@given(split=shapes())
+def test_the_second_evaluator_finds_the_same_sums(model: ModelSpec, split: list[Shape]) -> None:
+    replicas = make_replicas(split)
+    first = [(b.ranks, b.num_bytes, b.tp) for b, _ in summed(replicas, model)]
+    plan = SimpleNamespace(replicas=replicas)
+    second = [(tuple(sorted(r)), n, tp) for r, n, tp in owner_sets(plan, model)]  # type: ignore[arg-type]
+    assert first == second
