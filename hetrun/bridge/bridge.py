@@ -9,7 +9,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetrun.bridge.callbacks import Callbacks
 from hetrun.bridge.failure import (
     BridgeError,
     BridgeTimeoutError,
@@ -35,7 +35,6 @@ from hetrun.bridge.transport import Listeners
 from hetrun.errors import HetrunError
 
 _SWITCH_S = 0.0005  # how long a busy Python thread may keep the bridge's thread waiting
-_CALLBACK_THREADS = 64  # started one by one, only while all others wait inside callbacks
 _STOP_S = 1.0
 
 
@@ -48,7 +47,7 @@ class Bridge:
     library: Library
     thread: LoopThread
     transport: TcpTransport
-    callbacks: ThreadPoolExecutor
+    callbacks: Callbacks
     native: Island | None = None
     groups: dict[int, Group] = field(default_factory=dict)
     early: dict[int, BridgeError] = field(
@@ -115,7 +114,7 @@ class Bridge:
         self.thread.stop()
         for lane in self.lanes:
             lane.stop(_STOP_S)
-        self.callbacks.shutdown(wait=False)
+        self.callbacks.stop(_STOP_S)
 
     def lost(self, rank: int, error: PeerGoneError) -> None:
         """Fail all groups of a rank that is gone."""
@@ -172,8 +171,7 @@ def meet(
             told=lambda peer, key, news: ends[0].told(peer, key, news),
         ),
     )
-    callbacks = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix="hetrun-bridge-callback")
-    bridge = Bridge(plan, rank, library, thread, transport, callbacks)
+    bridge = Bridge(plan, rank, library, thread, transport, Callbacks())
     ends.append(bridge)
     thread.call(transport.start(), timeout_s=timeout.total_seconds())
     _join_island(bridge, store, timeout)

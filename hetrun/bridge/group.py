@@ -86,6 +86,12 @@ class Op:
         rank = self.layout.ranks[member]
         return self.group.transport.mailbox.receive(rank, key, byte_view(tensor))
 
+    def nothing(self) -> asyncio.Future[None]:
+        """A call that is over already."""
+        done: asyncio.Future[None] = self.group.loop.create_future()
+        done.set_result(None)
+        return done
+
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a part of the operation beside the others."""
         return self.group.spawn(work)

@@ -104,8 +104,12 @@ async def _reduce(op: Op, numbers: Tensor, fold: Fold, *, root: int | None) -> N
     async with island.up.turn(op.ticket):
         for index, (start, end) in enumerate(ranges):
             source = padded(numbers[start:end], size)
-            part = source.new_empty(source.numel() // size)
-            up = island.up.reduce_scatter(Step(op.seq, index), source, part, fold)
+            if size == 1:  # nobody to add to; only the root may change what it has
+                part = source if root in (None, layout.me) else source.clone()
+                up = op.nothing()
+            else:
+                part = source.new_empty(source.numel() // size)
+                up = island.up.reduce_scatter(Step(op.seq, index), source, part, fold)
             owners = _owners(op, end - start, root)
             chunk = _Chunk(index, end - start, part)
             across.append(op.spawn(_add_across(op, window, up, chunk, owners, fold)))
@@ -115,13 +119,13 @@ async def _reduce(op: Op, numbers: Tensor, fold: Fold, *, root: int | None) -> N
     async with island.down.turn(op.ticket):
         for (start, end), task in zip(ranges, across, strict=True):
             result = await task
-            if receives:
+            if receives and size > 1:
                 fits = (end - start) % size == 0 and root is None
                 whole = numbers[start:end] if fits else result.new_empty(result.numel() * size)
                 wholes.append(whole)
                 downs.append(island.down.all_gather(Step(op.seq, len(downs)), result, whole))
     await all_of(downs)
-    if receives and root in (None, layout.me):
+    if wholes and root in (None, layout.me):
         for (start, end), whole in zip(ranges, wholes, strict=True):
             if whole.data_ptr() != numbers[start:end].data_ptr():
                 numbers[start:end] = whole[: end - start]
@@ -161,13 +165,15 @@ async def _add_across(
     owners: Owners,
     fold: Fold,
 ) -> Tensor:
-    """Return this rank's slice of the chunk, added up over all islands (where it is an owner or told)."""
+    """Return this rank's slice of the chunk, added up over all islands (where it is an owner or told).
+
+    The sum takes the place of what was sent: it is with the kernel when `moves` are done.
+    """
     async with window:
         await up
         layout, part = op.layout, chunk.part
         mine = chunk.range_of(op, layout.me)
         owned = overlap(mine, owners.ranges[layout.home])
-        result = torch.empty_like(part)
         moves: list[asyncio.Future[Any]] = []
         terms: list[Tensor] = []
         for number, members in enumerate(layout.islands):
@@ -185,18 +191,17 @@ async def _add_across(
                     moves.append(op.receive(member, slot, piece[0]))
         await all_of(moves)
         if owned[1] > owned[0]:
-            total = result[owned[0] - mine[0] : owned[1] - mine[0]]
-            total.copy_(part[owned[0] - mine[0] : owned[1] - mine[0]])
+            total = part[owned[0] - mine[0] : owned[1] - mine[0]]
             for term in terms:
                 fold_into(total, term, fold)
         if owners.back:
-            await _tell_back(op, chunk, owners, result)
-        return result
+            await _tell_back(op, chunk, owners)
+        return part
 
 
-async def _tell_back(op: Op, chunk: _Chunk, owners: Owners, result: Tensor) -> None:
-    """Owners send sums to all that have the same slice; fills the rest of the result."""
-    layout = op.layout
+async def _tell_back(op: Op, chunk: _Chunk, owners: Owners) -> None:
+    """Owners send sums to all that have the same slice; fills the rest of the slice."""
+    layout, result = op.layout, chunk.part
     mine = chunk.range_of(op, layout.me)
     owned = overlap(mine, owners.ranges[layout.home])
     slot = Phase.BACK + chunk.index

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hetrun.bridge.callbacks import Callbacks
 from hetrun.bridge.failure import BridgeError, BridgeTimeoutError
 
 _NO_LIMIT_S = 0.0
@@ -20,11 +20,10 @@ _NO_LIMIT_S = 0.0
 class BridgeWork(dist.Work):
     """One operation, or several that are waited for as one.
 
-    Futures are completed by `callbacks`, never by the bridge's own thread, since callbacks may wait for further
-    operations.
+    Futures are completed by `callbacks`, never by the bridge's own thread.
     """
 
-    def __init__(self, what: str, results: Sequence[Any], callbacks: Executor) -> None:
+    def __init__(self, what: str, results: Sequence[Any], callbacks: Callbacks) -> None:
         """`results` are what the future's value is; the tensors are filled when the work is done."""
         super().__init__()
         self.what = what
@@ -119,14 +118,18 @@ class BridgeWork(dist.Work):
                 base: torch.futures.Future[Any] = torch.futures.Future()
                 # An exception set from Python is none for C++; one that a callback raises is.
                 self._future = base.then(self._value)
-                self._then_or_now(lambda: self._callbacks.submit(base.set_result, None))
-            return self._future
+                level = self._callbacks.level()
 
-    def _then_or_now(self, call: Callable[[], Any]) -> None:
-        if self._done.is_set():
-            call()
-        else:
-            self._then.append(call)
+                def complete() -> None:
+                    self._callbacks.run(level, self._done, lambda: base.set_result(None))
+
+                if self._patience_s > _NO_LIMIT_S and not self._done.is_set():
+                    self._then.append(
+                        complete
+                    )  # a message may take its time: others must not wait for it
+                else:
+                    complete()
+            return self._future
 
     def _value(self, _base: torch.futures.Future[Any]) -> list[Tensor]:
         if self._error is not None:
@@ -134,7 +137,7 @@ class BridgeWork(dist.Work):
         return self._results
 
 
-def joined(works: Sequence[BridgeWork], what: str, callbacks: Executor) -> BridgeWork:
+def joined(works: Sequence[BridgeWork], what: str, callbacks: Callbacks) -> BridgeWork:
     """Several works as one: over when all are, failed when one did."""
     whole = BridgeWork(what, [result for work in works for result in work._results], callbacks)  # noqa: SLF001
     left = [len(works)]
