@@ -180,6 +180,7 @@ class CheckpointIndex(Noun):
     model: ModelSpec
     train: TrainSpec  # with the seed
     files: dict[str, int]  # name -> bytes
+    weights: str | None = None  # folder of the weights that training began from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,6 @@ class RunOutcome(Noun):
     wall_s: float
     exit_code: int
     status: str  # "done", "failed", "interrupted", "lost contact", "hang"
-    weights: str | None = None  # folder of the weights that training began from
     failures: tuple[Failure, ...] = ()
     warnings: tuple[str, ...] = ()
     not_clean: tuple[str, ...] = ()  # hosts that could not be confirmed empty

@@ -23,8 +23,8 @@ from hetrun.runtime.data import TokenStream, open_stream
 from hetrun.runtime.device import local_index, open_device
 from hetrun.runtime.evaluate import is_due
 from hetrun.runtime.groups import collective_timeout
-from hetrun.runtime.prepare import Cache
 from hetrun.runtime.hf_model import need_transformers
+from hetrun.runtime.prepare import Cache
 from hetrun.runtime.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -62,9 +62,9 @@ def run(
     if rank.emulated:
         torch.set_num_threads(1)  # emulated chips share the cores of their host
     recipe = plan.recipe
-    index = local_index(plan.split.ranks, rank)
     if recipe.model.config is not None:
         need_transformers()  # before others wait for this rank
+    index = local_index(plan.split.ranks, rank)
     device = open_device(rank.torch_device, rank.torch_plugin, index)
     stream = open_stream(
         recipe.data,
