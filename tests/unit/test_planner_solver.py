@@ -24,7 +24,7 @@ def least_maximum(model: Any, loads: Sequence[Any], most: int) -> int:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     assert solver.solve(model) == cp_model.OPTIMAL
-    return int(solver.objective_value)
+    return round(solver.objective_value)
 
 
 @settings(max_examples=25, deadline=None)
