@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from hetrun.errors import ConfigError
-from hetrun.model import Dtype, Pins, Plan, PlanLimits, Recipe, Role
+from hetrun.model import Dtype, Pins, Plan, PlanLimits, Recipe, ReplicaPlan, Role
 from hetrun.planner import plan
 from hetrun.planner.export import export
+from hetrun.planner.export.common import plain_step_s
 from hetrun.planner.export.within import export_within
+from hetrun.schedule import StageTimes, pipeline_ends, replica_ends
 from tests.unit.planner_lab import FREE_LINKS, WHOLE, Chips, Lab, small_model
 
 CHIPS = (
@@ -32,11 +34,34 @@ def test_a_recipe_that_allows_everything_is_exported_and_says_what_that_costs(ta
     assert own.export == replace(
         export(own.plan, target), text=own.export.text, lost=own.export.lost
     )
-    ratio = own.plan.split.cost.step_s / best.split.cost.step_s
+    ratio = plain_step_s(own.plan) / best.split.cost.step_s
     assert ratio > 1
     assert f"{ratio - 1:.2%} slower" in own.export.lost[0]
     assert own.export.text.split("\n")[1] == f"# lost: {own.export.lost[0]}"
     assert all(replica.way == "1F1B" for replica in own.plan.split.replicas)
+
+
+def test_wider_windows_than_a_target_runs_are_priced_as_plain_ones() -> None:
+    """Slow sends: wider windows hide them, and the target has none."""
+    slow = tuple(replace(link, latency_s=1.0) for link in FREE_LINKS)
+    limits = replace(WHOLE, pins=Pins(layers=(3, 2), rows=(12,)))
+    plan = replace(LAB, links=slow, limits=limits, rows=(1,)).plan()
+    (replica,) = plan.split.replicas
+    first = replica.stages[0]
+    assert first.window > 2
+    plain = [
+        StageTimes(forward_s=s.forward_s, backward_s=s.backward_s, send_s=s.send_s, window=2 - i)
+        for i, s in enumerate(replica.stages)
+    ]
+    after_s = plan.split.cost.step_s - pipeline_s(plan.split.replicas)
+    assert plain_step_s(plan) == pytest.approx(max(pipeline_ends(plain, 12)) + after_s)
+    more = plain_step_s(plan) / plan.split.cost.step_s - 1
+    assert more > 0
+    assert any(f"{more:.2%} slower" in line for line in export(plan, "megatron").lost)
+
+
+def pipeline_s(replicas: Sequence[ReplicaPlan]) -> float:
+    return max(end_s for r in replicas for lanes in replica_ends(r) for end_s in lanes)
 
 
 def test_a_plan_that_the_target_can_read_is_not_planned_again() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from hetrun.errors import ConfigError
 from hetrun.model import Dtype, Plan, RankPlan, ReplicaPlan, StagePlan
 from hetrun.planner.cost import Piece, stage_parameters
 from hetrun.planner.memory import state_bytes
+from hetrun.schedule import step_cost
 
 _DTYPE_FLAG = {
     Dtype.BF16: ("--bf16",),
@@ -200,6 +201,26 @@ def replica_major(plan: Plan) -> list[int]:
     return [r for replica in plan.split.replicas for stage in replica.stages for r in stage.ranks]
 
 
+def plain_step_s(plan: Plan) -> float:
+    """Return the seconds of a step of the target, which runs plain 1F1B whatever the plan's windows."""
+    replicas = []
+    for replica in plan.split.replicas:
+        depth, most = len(replica.stages), replica.num_microbatches
+        stages = [
+            replace(stage, window=min(depth - index, most))
+            for index, stage in enumerate(replica.stages)
+        ]
+        replicas.append(replace(replica, stages=tuple(stages)))
+    recipe = plan.recipe
+    return step_cost(
+        plan.split.ranks,
+        replicas,
+        links=plan.links,
+        model=recipe.model,
+        dtype=recipe.train.dtype,
+    ).step_s
+
+
 def plain_losses(plan: Plan) -> list[str]:
     """Return what no target carries."""
     lost = []
@@ -208,11 +229,20 @@ def plain_losses(plan: Plan) -> list[str]:
         windows = [stage.window for stage in replica.stages]
         plain = [min(depth - index, replica.num_microbatches) for index in range(depth)]
         if windows != plain:
-            lost.append(f"windows {windows}: the target runs plain 1F1B, {plain}")
+            more = plain_step_s(plan) / plan.split.cost.step_s - 1
+            lost.append(
+                f"windows {windows}: the target runs plain 1F1B, {plain}, {more:.2%} slower (modelled)"
+            )
     if plan.idle_devices:
         lost.append(f"idle devices are left out of the ranks: {', '.join(plan.idle_devices[:8])}")
     if plan.recipe.train.dtype is Dtype.BF16:
         lost.append(_masters(plan))
+    first = plan.split.replicas[0]
+    if first.zero and plan.recipe.model.tied_embeddings and len(first.stages) > 1:
+        lost.append(
+            "optimizer states of the tied matrix: the target shares them among replicas,"
+            " not between first and last stage, which take more memory than planned"
+        )
     groups, tp = plan.recipe.model.num_kv_heads, max(map(_tp, plan.split.replicas[0].stages))
     if groups is not None and groups % tp:
         lost.append(

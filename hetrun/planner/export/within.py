@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hetrun.errors import ConfigError, NoPlanError
 from hetrun.model import Order, Pins, Plan, Recipe
 from hetrun.planner.export import Export, export, flagscale, synerfuse
+from hetrun.planner.export.common import plain_step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ def export_within(best: Plan, target: str, again: Callable[[Recipe], Plan]) -> E
             refused = error
     if not found:
         raise refused
-    quickest = min(found, key=lambda own: own.plan.split.cost.step_s)
+    quickest = min(found, key=lambda own: plain_step_s(own.plan))
     return replace(quickest, export=_priced(quickest, best))
 
 
@@ -79,7 +80,7 @@ def _even_rows(plan: Plan) -> Recipe | None:
 
 def _priced(own: Exported, best: Plan) -> Export:
     """Return the export with what it costs beside hetrun's own best plan, also as the text's first comment."""
-    own_s, best_s = own.plan.split.cost.step_s, best.split.cost.step_s
+    own_s, best_s = plain_step_s(own.plan), best.split.cost.step_s
     price = (
         f"hetrun's own best plan, which {own.export.target} has no words for: this one is {own_s / best_s - 1:.2%}"
         f" slower, {own_s:.4g} s per step against {best_s:.4g} s (both modelled)"
