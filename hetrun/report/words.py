@@ -133,11 +133,12 @@ def some(names: Sequence[object], most: int = 8) -> str:
 
 
 def shape_of(replicas: Sequence[ReplicaPlan]) -> str:
-    """Return such as "2 replicas x 3 stages" or "3 replicas x 1-2 stages"."""
+    """Return such as "2 replicas x 3 stages" or "3 replicas x 1-2 stages with shared updates" (ZeRO 1)."""
     depths = sorted({len(replica.stages) for replica in replicas})
     deep = str(depths[0]) if len(depths) == 1 else f"{depths[0]}-{depths[-1]}"
     stages = "stage" if depths == [1] else "stages"
-    return f"{count(len(replicas), 'replica')} x {deep} {stages}"
+    shared = " with shared updates" if replicas[0].zero else ""
+    return f"{count(len(replicas), 'replica')} x {deep} {stages}{shared}"
 
 
 def way_of(stage: StagePlan) -> str:

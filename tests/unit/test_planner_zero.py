@@ -20,6 +20,7 @@ from hetrun.planner.problem import Problem
 from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
 from hetrun.planner.zero import with_zero
+from hetrun.report.words import shape_of
 from hetrun.schedule import all_reduce_s, gradient_buckets, simulate_step
 from hetrun.schedule.step import SCALAR_BYTES
 from tests.effort import examples
@@ -91,6 +92,7 @@ def test_what_one_device_cannot_hold_fits_where_four_share_its_moments() -> None
     plan = replace(lab, limits=replace(lab.limits, zero=(0, 1))).plan()
     assert [replica.zero for replica in plan.split.replicas] == [1, 1, 1, 1]
     assert "nothing fits without" in plan.verdict
+    assert shape_of(plan.split.replicas) == "4 replicas x 1 stage with shared updates"
     (stage,) = plan.split.replicas[0].stages
     total = arch.total_parameters(lab.model)
     whole = replace(lab, chips=[Chips(vendor="x", num_devices=4, memory=None)]).plan()
