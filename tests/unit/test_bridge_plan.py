@@ -151,11 +151,11 @@ def test_news_reach_all_members_in_three_hops(islands: list[str]) -> None:
         assert reached == set(ranks)
 
 
-@given(st.integers(0, 5000), st.integers(1, 700))
-def test_chunks_cover_all_once(count: int, most: int) -> None:
-    ranges = chunks(count, most)
+@given(st.integers(0, 5000), st.integers(1, 700), st.integers(1, 7))
+def test_chunks_cover_all_once_and_begin_at_units(count: int, most: int, unit: int) -> None:
+    ranges = chunks(count, most, unit=unit)
     assert [at for start, end in ranges for at in range(start, end)] == list(range(count))
-    assert all(0 < end - start <= most for start, end in ranges)
+    assert all(start % unit == 0 and start < end < start + most + 2 * unit for start, end in ranges)
 
 
 @given(st.integers(0, 300), st.integers(1, 9))
