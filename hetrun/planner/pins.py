@@ -68,9 +68,11 @@ def choose(problem: Problem, pins: Pins | None) -> Chosen:
         return Chosen(outcome=free, free=free)
     _check_names(problem, pins)
     outcome = with_zero(problem, lambda assumed: _pinned(assumed, pins))
+    if outcome.best.step_s < free.best.step_s:
+        free = outcome  # pins only take away: what the search found with them is to be had without
     price = outcome.best.step_s / free.best.step_s - 1
     note = (
-        f"The pins cost {max(0.0, price):.2%}: {outcome.best.step_s:.4g} s per step against"
+        f"The pins cost {price:.2%}: {outcome.best.step_s:.4g} s per step against"
         f" {free.best.step_s:.4g} s free (both modelled)"
     )
     return Chosen(outcome=outcome, free=free, notes=(note,))
