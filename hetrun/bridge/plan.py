@@ -19,8 +19,8 @@ from hetrun.model import MIB
 VERSION = 1
 SMALL_BYTES = 32 * 1024  # payloads up to this go the way of fewest hops, not of fewest bytes
 EAGER_BYTES = 64 * 1024  # longer messages wait until the other end has room for them
-_CHUNK_BYTES_PER_LANE = MIB  # eight times what handing over a chunk costs, at 1 Gbit/s
-_MAX_CHUNK_BYTES = 4 * MIB
+_CHUNK_BYTES_PER_LANE = MIB // 2  # 4 ms of 1 Gbit/s, several times what handing over a chunk costs
+_MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = MIB, 4 * MIB
 _STREAMS = 2  # connections per pair and direction: one fills about 2 GB/s
 
 Range = tuple[int, int]
@@ -80,7 +80,7 @@ def make_plan(cards: Sequence[Card]) -> BridgePlan:
     return BridgePlan(
         cards=ordered,
         islands=tuple(tuple(card.rank for card in members) for members in islands.values()),
-        chunk_bytes=min(_MAX_CHUNK_BYTES, lanes * _CHUNK_BYTES_PER_LANE),
+        chunk_bytes=min(_MAX_CHUNK_BYTES, max(_MIN_CHUNK_BYTES, lanes * _CHUNK_BYTES_PER_LANE)),
         streams=_STREAMS,
     )
 
