@@ -20,8 +20,8 @@ from hetrun.planner.search import Outcome, search
 log = logging.getLogger(__name__)
 
 Find = Callable[[Problem], Outcome]
-_FEW = 4  # devices; up to here every number of holders is tried, where memory is short
-_DOUBLINGS = (1, 2, 4, 8, 16)  # at 16 all but a sixteenth of the moments is gone
+_FEW = 24  # devices; up to here every number of holders is tried, where memory is short
+_NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # at 24 next to nothing of the moments is left
 _MOST = 1000  # devices; with more of them only what the plan itself reaches is tried, where anything fits
 _ROUNDS = 3  # in which a plan's own number is assumed
 
@@ -90,7 +90,7 @@ def _shared(problem: Problem, find: Find, whole: Outcome | None) -> Iterator[Out
         return outcomes[-1]
 
     most = problem.num_devices
-    for shards in range(1, most + 1) if most <= _FEW else _DOUBLINGS:
+    for shards in range(1, most + 1) if most <= _FEW else _NUMBERS:
         enough = bool(outcomes) and not (outcomes[-1].memory_bound and most <= _MOST)
         if shards > most or enough:
             break

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetrun import arch
 from hetrun.errors import NoPlanError
-from hetrun.model import MIB, Dtype, LinkKind, PlanLimits
+from hetrun.model import MIB, Dtype, LinkKind, ModelSpec, PlanLimits
 from hetrun.planner.check import check_split
 from hetrun.planner.cost import Piece
 from hetrun.planner.drafts import Candidate, judge
@@ -19,7 +19,7 @@ from hetrun.planner.owners import Owners
 from hetrun.planner.problem import Problem
 from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
-from hetrun.planner.zero import with_zero
+from hetrun.planner.zero import holders, with_zero
 from hetrun.report.words import shape_of
 from hetrun.schedule import all_reduce_s, gradient_buckets, simulate_step
 from hetrun.schedule.step import SCALAR_BYTES
@@ -101,6 +101,21 @@ def test_what_one_device_cannot_hold_fits_where_four_share_its_moments() -> None
     with pytest.raises(NoPlanError) as caught:
         replace(lab, chips=[Chips(vendor="x", num_devices=2, memory=3 * MIB)]).plan()
     assert "plan.zero" not in (caught.value.hint or "")
+
+
+def test_a_number_of_holders_between_the_obvious_ones_is_found() -> None:
+    model = ModelSpec(num_layers=8, hidden_size=64, num_heads=4, ffn_size=176, vocab_size=3000)
+    chips = [
+        Chips(vendor="x", num_devices=6, gflops=2.0, memory=12 * MIB),
+        Chips(vendor="y", num_devices=4, memory=3 * MIB),
+    ]
+    limits = replace(WHOLE, zero=(0, 1))
+    lab = Lab(chips=chips, model=model, batch=32, rows=(1, 2), seq_len=32, limits=limits)
+    problem = problem_of(lab)
+    found = with_zero(problem, search)
+    assert holders(found) == 6  # of powers of two and what these lead to, 5 is the best
+    assert found.whole is not None
+    assert found.best.step_s < 0.9 * found.whole.step_s
 
 
 def test_updates_stay_whole_where_sharing_them_gains_nothing() -> None:
