@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from sys import float_info
 from typing import Any
 
 MOST = 10**9  # no size in a config is larger; keeps products sane
+MOST_LAYERS = 10_000
 
 
 class BadConfigError(ValueError):
@@ -58,12 +60,14 @@ class Config:
         return tuple(_whole(name, item, least=0) for item in value)
 
     def real(self, name: str, *, default: float) -> float:
-        """Return a number."""
+        """Return a finite number above 0."""
         value = self.keys.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise BadConfigError(f"{name}: need a number, got {value!r}")
+        if not 0 < value <= float_info.max:
+            raise BadConfigError(f"{name}: need a finite number above 0, got {value!r:.40}")
         return float(value)
 
     def has(self, name: str) -> bool:

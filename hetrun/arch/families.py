@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hetrun.arch.config import BadConfigError, Config
+from hetrun.arch.config import MOST_LAYERS, BadConfigError, Config
 
 RMS = 1  # vectors of a norm: a scale
 LAYER_NORM = 2  # a scale and a shift
@@ -63,7 +63,9 @@ def heads(config: Config, *, key_size: int | None = None, kv: int | None = None)
     """Read grouped-query attention; `key_size` and `kv` are the family's defaults."""
     hidden = config.size("hidden_size")
     num_heads = config.size("num_attention_heads")
-    size = config.size("head_dim", default=key_size or hidden // num_heads)
+    if key_size is None and not config.has("head_dim"):
+        key_size = _even_share(hidden, num_heads)
+    size = config.size("head_dim", default=key_size)
     return Attention(
         hidden=hidden,
         num_heads=num_heads,
@@ -73,8 +75,18 @@ def heads(config: Config, *, key_size: int | None = None, kv: int | None = None)
     )
 
 
+def _even_share(hidden: int, num_heads: int) -> int:
+    """Return the size of a head where all together are as wide as the model."""
+    if hidden % num_heads:
+        raise BadConfigError(f"num_attention_heads: {num_heads}, need a divisor of {hidden}")
+    return hidden // num_heads
+
+
 def _alike(config: Config, ffn: Ffn, *names: str) -> tuple[Ffn, ...]:
-    return (ffn,) * config.size("num_hidden_layers", *names)
+    number = config.size("num_hidden_layers", *names)
+    if number > MOST_LAYERS:
+        raise BadConfigError(f"num_hidden_layers: {number}, need at most {MOST_LAYERS}")
+    return (ffn,) * number
 
 
 def _modern(config: Config, attention: Attention, *, tied: bool = False) -> Decoder:
@@ -221,12 +233,13 @@ def _classic(config: Config, attention: Attention, ffn: Ffn, *, tied: bool) -> D
 
 
 def _even_heads(hidden: int, num_heads: int, *, bias: bool, kv: int | None = None) -> Attention:
+    size = _even_share(hidden, num_heads)
     return Attention(
         hidden=hidden,
         num_heads=num_heads,
         num_kv_heads=kv or num_heads,
-        key_size=hidden // num_heads,
-        value_size=hidden // num_heads,
+        key_size=size,
+        value_size=size,
         qkv_bias=bias,
         out_bias=bias,
     )

@@ -104,7 +104,8 @@ def _text_config(keys: Mapping[str, Any]) -> Config:
     """Return the keys of the decoder itself: those of a picture-and-text model stand one level deeper."""
     inner = keys.get("text_config")
     if isinstance(inner, Mapping):
-        keys = {"tie_word_embeddings": keys.get("tie_word_embeddings"), **inner}
+        outer = ("model_type", "tie_word_embeddings")  # where the inner ones say nothing
+        keys = {**{key: keys.get(key) for key in outer}, **inner}
     kind = keys.get("model_type")
     if not isinstance(kind, str):
         raise BadConfigError("model_type: is missing; is this a config.json of Hugging Face?")
