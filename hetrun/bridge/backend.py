@@ -56,11 +56,11 @@ class _World(BridgeProcessGroup):
 
     def shutdown(self) -> None:
         """Leave in order."""
-        _end(lambda bridge: bridge.close())
+        _end(Bridge.close)
 
     def abort(self) -> None:
         """Leave at once; operations fail here and on all ranks."""
-        _end(lambda bridge: bridge.abort())
+        _end(Bridge.abort)
 
 
 def _create(options: Any, _backend_options: Any) -> dist.ProcessGroup:
@@ -89,7 +89,12 @@ def _create(options: Any, _backend_options: Any) -> dist.ProcessGroup:
         raise BridgeError(
             "the first group of all ranks is no bridge", hint="init_process_group('het')"
         )
-    return _group(_process.bridge, options, store, ranks)
+    try:
+        return _group(_process.bridge, options, store, ranks)
+    except BridgeError:
+        if is_world:
+            _end(Bridge.abort)
+        raise
 
 
 def _group(bridge: Bridge, options: Any, store: dist.Store, ranks: list[int]) -> dist.ProcessGroup:

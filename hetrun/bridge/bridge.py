@@ -24,14 +24,16 @@ from hetrun.bridge.failure import (
     unpack_failure,
 )
 from hetrun.bridge.frames import Key
-from hetrun.bridge.group import Group
+from hetrun.bridge.group import Group, Op
 from hetrun.bridge.island import Island, NativeLane
 from hetrun.bridge.loop import LoopThread
 from hetrun.bridge.native import Library
 from hetrun.bridge.plan import BridgePlan, group_id, make_layout, make_plan, read_plan
+from hetrun.bridge.spread import barrier
 from hetrun.bridge.tcp import TcpTransport, open_listeners
 from hetrun.bridge.topology import Card, Settings, card_from
 from hetrun.bridge.transport import Listeners
+from hetrun.bridge.work import BridgeWork
 from hetrun.errors import HetrunError
 
 _SWITCH_S = 0.0005  # how long a busy Python thread may keep the bridge's thread waiting
@@ -56,10 +58,10 @@ class Bridge:
     lanes: list[NativeLane] = field(default_factory=list)
 
     def group(self, name: str, ranks: Sequence[int], *, timeout_s: float) -> Group:
-        """Make a group of several islands; all its members call this, and its leaders meet.
+        """Make a group of several islands; all its members call this, and wait for each other.
 
         Raises:
-            BridgeError: a neighbour cannot be reached.
+            BridgeError: a member cannot be reached or does not come; names it.
         """
         layout = make_layout(self.plan, ranks, self.rank)
         number = group_id(name, ranks)
@@ -75,6 +77,10 @@ class Bridge:
         )
         near = [ranks[member] for member in layout.neighbours()]
         self.thread.call(self._add(group, near), timeout_s=timeout_s)
+        work = BridgeWork("new_group", [], self.callbacks)
+        op = Op(group, work.what, work.what.encode(), work, timeout_s)
+        self.thread.loop.call_soon_threadsafe(group.start, op, barrier)
+        work.wait()
         return group
 
     async def _add(self, group: Group, near: list[int]) -> None:
@@ -174,7 +180,12 @@ def meet(
     bridge = Bridge(plan, rank, library, thread, transport, Callbacks())
     ends.append(bridge)
     thread.call(transport.start(), timeout_s=timeout.total_seconds())
-    _join_island(bridge, store, timeout)
+    try:
+        _join_island(bridge, store, timeout)
+    except RuntimeError as error:  # what torch raises for all that can happen to a group
+        bridge.abort()
+        island = plan.cards[rank].island
+        raise BridgeError(f"rank {rank}: no {library.name} on island {island}: {error}") from error
     return bridge
 
 

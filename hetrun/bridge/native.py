@@ -23,7 +23,7 @@ class Library:
         Raises:
             NotBridgedError: this torch has no such backend, or one that the bridge cannot make.
         """
-        self._name = name
+        self.name = name
         self._gloo_device: Any = None
         self._plugin: Any = None
         if name == "gloo":

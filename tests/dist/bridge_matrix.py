@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hetrun.bridge.memory import byte_view
+
 # torch 2.13 renamed them, and warns of the old names
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -116,7 +118,7 @@ class Matrix:
         got = terms[self.me].clone()
         dist.all_reduce(got, getattr(dist.ReduceOp, fold), group=self.group)
         self.check(is_near(got, folded(terms, fold)), "all_reduce", fold, dtype, count)
-        self.bits.update(bytes(got.view(torch.uint8).tolist()))
+        self.bits.update(byte_view(got))
 
     def reduce(self, count: int, dtype: torch.dtype, fold: str, root: int) -> None:
         terms = self.brought([count], dtype)

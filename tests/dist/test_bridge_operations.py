@@ -29,7 +29,7 @@ SMALL, LARGE = (
     1000,
     30_011,
 )  # elements: on either side of SMALL_BYTES for all dtypes of two bytes and more
-CHUNKS = 1_500_007  # elements of fp32: several chunks and an odd end
+CHUNKS = 700_003  # elements of fp32: several chunks and an odd end
 
 
 def quick(rank: int, islands: str) -> tuple[int, list[str], str]:
