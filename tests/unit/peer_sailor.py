@@ -148,7 +148,9 @@ def told_s(chip: str, tp: int, rows: int) -> float:
     return 2 * 2 * (tp - 1) * output / tp / INSIDE_BYTES_PER_S[chip]
 
 
-def experiment(*, max_stages: int | None = None, max_shapes: int | None = 1) -> Experiment:
+def experiment(
+    *, max_stages: int | None = None, max_shapes: int | None = 1, tp: tuple[int, ...] = (1, 2, 4)
+) -> Experiment:
     """The cluster of the experiment; memory is without what Sailor adds: 3 GB of libraries, 8 bytes per parameter.
 
     What tp costs is taken from the layers' times and comes back with the links inside a host.
@@ -172,9 +174,7 @@ def experiment(*, max_stages: int | None = None, max_shapes: int | None = 1) -> 
             Link(kind=LinkKind.ACROSS, latency_s=0.0, bytes_per_s=1.2e9),
         ),
         dtype=Dtype.FP32,
-        limits=PlanLimits(
-            tp=(1, 2, 4), max_stages=max_stages, max_shapes=max_shapes, memory_fraction=1.0
-        ),
+        limits=PlanLimits(tp=tp, max_stages=max_stages, max_shapes=max_shapes, memory_fraction=1.0),
     )
 
 

@@ -9,12 +9,15 @@ from tests.unit.peer_sailor import BEST_OF_ALL, PEERS, experiment, judged, step_
 
 pytestmark = pytest.mark.slow
 
-STAGES = range(2, 7)  # the most that a pipeline may have
+TPS = ((1,), (2,), (4,))  # one degree for all stages
+STAGES = range(3, 7)  # the most that a pipeline may have
 
 
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
-    return [experiment(max_stages=most).plan() for most in STAGES]
+    """Plans with each tp alone, and with all of them but at most so many stages: the judge takes its choice."""
+    alone = [experiment(tp=tp).plan() for tp in TPS]
+    return [*alone, *(experiment(max_stages=most).plan() for most in STAGES)]
 
 
 def test_the_judge_gives_what_sailors_simulator_gives() -> None:
