@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,6 +118,35 @@ def test_subgroups_of_any_kind_work_beside_each_other(tmp_path: Path) -> None:
     answers = on_islands(subgroups, "aabbb", tmp_path)
     assert [wrong for _, wrong in answers] == [[]] * 5
     assert all(checks > 20 for checks, _ in answers)
+
+
+def disorder(rank: int, islands: str) -> list[float]:
+    """Three groups of the same ranks, used in another order on every rank, from two threads, waited for in reverse."""
+    groups = [dist.new_group(list(range(len(islands)))) for _ in range(3)]
+    turned = groups[rank % 3 :] + groups[: rank % 3]
+    tensors = {group: [torch.full((LARGE * 10,), 1.0) for _ in range(6)] for group in groups}
+
+    def use(mine: Sequence[dist.ProcessGroup], part: slice) -> None:
+        works = [
+            dist.all_reduce(tensor, group=group, async_op=True)
+            for group in mine
+            for tensor in tensors[group][part]
+        ]
+        for work in works[::-1]:
+            work.wait()
+
+    for part in (slice(0, 3), slice(3, 6)):
+        halves = [threading.Thread(target=use, args=(turned[:1], part))]
+        halves += [threading.Thread(target=use, args=(turned[1:], part))]
+        for half in halves:
+            half.start()
+        for half in halves:
+            half.join()
+    return [float(tensor.min()) for group in groups for tensor in tensors[group]]
+
+
+def test_groups_used_in_any_order_by_any_thread_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    assert on_islands(disorder, "aabb", tmp_path) == [[4.0] * 18] * 4
 
 
 def threads(rank: int, islands: str) -> int:
