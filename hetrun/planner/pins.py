@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, groupby, pairwise, permutations
 
 from hetrun.errors import NoPlanError
-from hetrun.model import Pins, Role
+from hetrun.model import Pins, ReplicaPlan, Role
 from hetrun.planner.bound import lower_bound
 from hetrun.planner.compose import combos
 from hetrun.planner.drafts import (
@@ -25,9 +25,11 @@ from hetrun.planner.drafts import (
 )
 from hetrun.planner.estimate import Combo, quickest
 from hetrun.planner.kinds import Kind
+from hetrun.planner.layout import Layout
 from hetrun.planner.orders import offers, refined
 from hetrun.planner.problem import Problem
-from hetrun.planner.search import Outcome, lanes_that_help, search
+from hetrun.planner.scale import ManyShapes, many_shapes, scaled_combos
+from hetrun.planner.search import Outcome, is_large, lanes_that_help, search
 from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.variety import enumerate_shapes
 from hetrun.planner.zero import with_zero, zero_helps
@@ -67,7 +69,9 @@ def choose(problem: Problem, pins: Pins | None) -> Chosen:
     if pins is None or pins == Pins():
         return Chosen(outcome=free, free=free)
     _check_names(problem, pins)
-    outcome = with_zero(problem, lambda assumed: _pinned(assumed, pins))
+    outcome = free
+    if not _kept(free.best.layout, pins):
+        outcome = with_zero(problem, lambda assumed: _pinned(assumed, pins))
     if outcome.best.step_s < free.best.step_s:
         free = outcome  # pins only take away: what the search found with them is to be had without
     price = outcome.best.step_s / free.best.step_s - 1
@@ -79,11 +83,38 @@ def choose(problem: Problem, pins: Pins | None) -> Chosen:
 
 
 def keeps(problem: Problem, pins: Pins, groups: Groups) -> bool:
-    """Whether a combination keeps all pins (idle vendors are left out of the problem before)."""
-    if any(not test(problem, g.shape) for g in groups for _, test in _shape_tests(pins)):
+    """Whether a combination keeps all pins (idle vendors, tp and lanes are seen to in the problem before)."""
+    shapes = [group.shape for group in groups]
+    if any(pins.layers and shape.layers != pins.layers for shape in shapes):
+        return False
+    lines = [_vendors(problem, shape.kinds) for shape in shapes]
+    if any(not test(line) for line in lines for _, test in _line_tests(pins)):
         return False
     rows = sorted(count * group.shape.rows for group in groups for count in group.counts)
     return not pins.rows or rows == sorted(pins.rows)
+
+
+def _kept(layout: Layout, pins: Pins) -> bool:
+    """Whether a plan keeps all pins, though it was made without."""
+    rows = sorted(replica.num_rows for replica in layout.replicas)
+    if pins.rows and rows != sorted(pins.rows):
+        return False
+    return all(_kept_by(layout, replica, pins) for replica in layout.replicas)
+
+
+def _kept_by(layout: Layout, replica: ReplicaPlan, pins: Pins) -> bool:
+    line = [layout.ranks[stage.ranks[0]].vendor for stage in replica.stages]
+    idle = {vendor for vendor, role in pins.roles.items() if role is Role.IDLE}
+    layers = tuple(stage.num_layers for stage in replica.stages)
+    if pins.layers and (replica.cuts or layers != pins.layers):
+        return False
+    if idle & set(line) or not all(test(line) for _, test in _line_tests(pins)):
+        return False
+    sizes = [len(stage.ranks) // stage.lanes for stage in replica.stages]
+    return all(
+        pins.lanes.get(vendor, stage.lanes) == stage.lanes and pins.tp.get(vendor, tp) == tp
+        for vendor, stage, tp in zip(line, replica.stages, sizes, strict=True)
+    )
 
 
 def _check_names(problem: Problem, pins: Pins) -> None:
@@ -127,11 +158,11 @@ def _pinned(problem: Problem, pins: Pins) -> Outcome:
     if pins == Pins(roles=dict.fromkeys(idle, Role.IDLE), tp=pins.tp, lanes=pins.lanes):
         return search(own)
     maker = ShapeMaker(own)
-    shapes = _shapes(maker, pins)
-    judged = [judge(own, groups) for groups in _groups(maker, shapes, pins)]
+    number, found = _combos(maker, pins)
+    judged = [judge(own, groups) for groups in _groups(maker, found, pins)]
     if not judged:
         raise NoPlanError(
-            _rows_words(pins) + f" with {len(shapes)} shapes that keep the other pins",
+            _rows_words(pins) + f" with {number} shapes that keep the other pins",
             hint="unpin rows, or pin rows that are multiples of train.microbatch_rows",
         )
     polished = [_polished(maker, candidate, pins) for candidate in _first(judged)]
@@ -196,6 +227,50 @@ def _polished(maker: ShapeMaker, candidate: Candidate, pins: Pins) -> Candidate:
     return better if keeps(maker.problem, pins, better.groups) else candidate
 
 
+def _combos(maker: ShapeMaker, pins: Pins) -> tuple[int, Iterable[Combo]]:
+    """Return how many shapes keep the pins, and combinations of them; searched as without pins."""
+    problem = maker.problem
+    if is_large(problem) and not pins.layers and not pins.rows:
+        many = _many_shapes(maker, pins)
+        return len(many), scaled_combos(maker, many)
+    shapes = _shapes(maker, pins)
+    return len(shapes), combos(problem, shapes, lower_bound(problem).compute_s)
+
+
+def _many_shapes(maker: ShapeMaker, pins: Pins) -> ManyShapes:
+    """Return the shapes of many devices that keep the pins; the first pin that rules out all is named."""
+    import numpy as np
+
+    many = many_shapes(maker)
+    _need_some(len(many))
+    for name, test in _line_tests(pins):
+        lines = [_vendors(maker.problem, [kind for kind, _ in blocks]) for blocks in many.blocks]
+        kept = np.flatnonzero([test(line) for line in lines])
+        _need_some(len(kept), of=len(many), pin=name)
+        many = replace(
+            many,
+            blocks=tuple(many.blocks[number] for number in kept),
+            rows=tuple(many.rows[number] for number in kept),
+            columns=many.columns.some(kept),
+            least=many.least.some(kept),
+            across_s=many.across_s[kept],
+            num_groups=many.num_groups[kept],
+        )
+    return many
+
+
+def _need_some(number: int, *, of: int = 0, pin: str = "") -> None:
+    if not number and not pin:
+        raise NoPlanError(
+            "no split fits, pinned or not", hint="plan without pins to see what lacks"
+        )
+    if not number:
+        raise NoPlanError(
+            f"pins: {pin} leaves none of {of} shapes",
+            hint="take one pin away, or let another vendor work too",
+        )
+
+
 def _shapes(maker: ShapeMaker, pins: Pins) -> list[Shape]:
     """Return the shapes that keep the pins; the first pin that rules out all is named."""
     shapes = _with_layers(maker, pins.layers) if pins.layers else enumerate_shapes(maker)
@@ -204,17 +279,10 @@ def _shapes(maker: ShapeMaker, pins: Pins) -> list[Shape]:
             f"pins: layers {list(pins.layers)} fit no {len(pins.layers)} devices in a row",
             hint="pin fewer layers where memory is short, fewer stages than devices, or lower train.microbatch_rows",
         )
-    if not shapes:
-        raise NoPlanError(
-            "no split fits, pinned or not", hint="plan without pins to see what lacks"
-        )
-    for name, test in _shape_tests(pins):
-        kept = [shape for shape in shapes if test(maker.problem, shape)]
-        if not kept:
-            raise NoPlanError(
-                f"pins: {name} leaves none of {len(shapes)} shapes",
-                hint="take one pin away, or let another vendor work too",
-            )
+    _need_some(len(shapes))
+    for name, test in _line_tests(pins):
+        kept = [shape for shape in shapes if test(_vendors(maker.problem, shape.kinds))]
+        _need_some(len(kept), of=len(shapes), pin=name)
         shapes = kept
     return shapes
 
@@ -260,42 +328,38 @@ def _whole_blocks(problem: Problem, kinds: Sequence[int]) -> bool:
     return len(set(places)) == len(places) and all(len(sizes) == 1 for _, sizes in blocks)
 
 
-Test = Callable[[Problem, Shape], bool]
+def _vendors(problem: Problem, kinds: Sequence[int]) -> list[str]:
+    return [problem.kinds[kind].vendor for kind in kinds]
 
 
-def _shape_tests(pins: Pins) -> list[tuple[str, Test]]:
-    """Return name and test of each pin that a single pipeline keeps or not."""
+Test = Callable[[Sequence[str]], bool]  # of the vendors along a pipeline
+
+
+def _line_tests(pins: Pins) -> list[tuple[str, Test]]:
+    """Return name and test of each pin that the vendors along a pipeline keep or not."""
     tests: list[tuple[str, Test]] = []
-    if pins.layers:
-        tests.append((f"layers {list(pins.layers)}", lambda _, shape: shape.layers == pins.layers))
     if pins.order:
-        tests.append((f"order {', '.join(pins.order)}", lambda p, shape: _in_order(p, shape, pins)))
+        tests.append((f"order {', '.join(pins.order)}", lambda line: _in_order(line, pins.order)))
     for vendor, role in pins.roles.items():
-        if role is Role.IDLE:
-            continue
-        place = 0 if role is Role.FIRST else -1
-        tests.append((f"{vendor} {role.value}", _at(vendor, place)))
+        if role is not Role.IDLE:
+            place = 0 if role is Role.FIRST else -1
+            tests.append((f"{vendor} {role.value}", _at(vendor, place)))
     return tests
 
 
 def _at(vendor: str, place: int) -> Test:
-    return lambda problem, shape: problem.kinds[shape.kinds[place]].vendor == vendor
+    return lambda line: line[place] == vendor
 
 
-def _in_order(problem: Problem, shape: Shape, pins: Pins) -> bool:
+def _in_order(line: Sequence[str], order: Sequence[str]) -> bool:
     """Whether vendors that the order names stand in it; others may stand anywhere."""
-    places = [
-        pins.order.index(vendor)
-        for vendor in (problem.kinds[kind].vendor for kind in shape.kinds)
-        if vendor in pins.order
-    ]
+    places = [order.index(vendor) for vendor in line if vendor in order]
     return places == sorted(places)
 
 
-def _groups(maker: ShapeMaker, shapes: Sequence[Shape], pins: Pins) -> Iterator[Groups]:
+def _groups(maker: ShapeMaker, found: Iterable[Combo], pins: Pins) -> Iterator[Groups]:
     """Yield the likeliest combinations that keep the pins, with wide windows where they fit."""
     problem = maker.problem
-    found: Iterable[Combo] = combos(problem, shapes, lower_bound(problem).compute_s)
     if pins.rows:
         found = (c for c in found if sum(count for _, count in c) == len(pins.rows))
     made = 0

@@ -162,6 +162,41 @@ def test_pins_that_the_optimum_keeps_are_free() -> None:
     assert "The pins cost 0.00%" in pinned.verdict
 
 
+FOUR = Lab(
+    chips=[
+        Chips(vendor=f"emu-{name}", num_devices=4, layer_s=layer_s, memory=memory, per_host=4)
+        for name, layer_s, memory in zip(
+            "abcd", (1.0, 1.6, 2.9, 4.5), (6e6, 4e6, 4e6, 2e6), strict=True
+        )
+    ],
+    model=small_model(20),
+    batch=64,
+    rows=(1,),
+    links=FREE_LINKS,
+)
+
+
+def test_pins_that_the_free_plan_keeps_are_free_with_many_devices_too() -> None:
+    """What keeps them is more than the shapes that pins enumerated: four vendors in a row."""
+    free = FOUR.plan()
+    line = tuple(dict.fromkeys(vendors_of(free)[0]))
+    assert len(line) == 4
+    pins = Pins(order=line, roles={line[0]: Role.FIRST, line[-1]: Role.LAST})
+    pinned = replace(FOUR, limits=PlanLimits(pins=pins)).plan()
+    assert pinned.split.cost.step_s == pytest.approx(free.split.cost.step_s)
+    assert "The pins cost 0.00%" in pinned.verdict
+
+
+def test_an_order_of_vendors_costs_no_more_than_to_leave_one_of_them_idle() -> None:
+    line = tuple(dict.fromkeys(vendors_of(FOUR.plan())[0]))
+    other = (line[1], line[0])  # not as the free plan has it
+    steps = [
+        replace(FOUR, limits=PlanLimits(pins=pins)).plan().split.cost.step_s
+        for pins in (Pins(order=other), Pins(roles={line[0]: Role.IDLE}))
+    ]
+    assert steps[0] <= steps[1] * 1.001
+
+
 def test_a_plan_with_pins_is_no_quicker_than_the_free_one_beside_it() -> None:
     """Four equal devices, few rows: with zero bubble two pipelines beat one stage each, which the search may miss."""
     chips = (replace(CHIPS[0], num_devices=1), Chips(vendor="emu-b", num_devices=3, layer_s=1.0))
