@@ -169,7 +169,7 @@ def test_frozen_rank_ends_all_others_after_the_limit(tmp_path: Path) -> None:
 def differ(rank: int, store_path: Path, how: str, odd: int) -> Heard:
     join_bridge(rank, store_path, ISLANDS)
     count = LARGE if "large" in how else 10
-    is_odd = rank == odd
+    is_odd = rank == odd or ("island" in how and rank >= 2)
 
     def act() -> None:
         if "size" in how:
@@ -194,6 +194,7 @@ def differ(rank: int, store_path: Path, how: str, odd: int) -> Heard:
     [
         "size",
         "large size",
+        "large size of an island",
         *(
             pytest.param(how, marks=pytest.mark.bench)
             for how in ("large dtype", "root", "large operation")
@@ -201,11 +202,11 @@ def differ(rank: int, store_path: Path, how: str, odd: int) -> Heard:
     ],
 )
 def test_ranks_that_differ_all_hear_who_called_what(how: str, tmp_path: Path) -> None:
-    odd = 1 if "large" in how else 2
+    odd = 2 if "island" in how or "large" not in how else 1
     heard = survive(differ, tmp_path, how, odd)
     assert {kind for kind, _, _ in heard} == {"MismatchError"}
     assert len({text for _, text, _ in heard}) == 1
-    assert f"rank {odd}: " in heard[0][1]
+    assert ("rank 2, 3: " if "island" in how else f"rank {odd}: ") in heard[0][1]
     if "size" in how:
         assert "[10]" in heard[0][1] or f"[{LARGE}]" in heard[0][1]
     assert max(when for _, _, when in heard) - min(when for _, _, when in heard) < SOON_S
