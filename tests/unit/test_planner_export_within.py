@@ -120,6 +120,15 @@ def test_fewer_groups_of_queries_than_devices_that_share_them_are_said() -> None
     assert not any("groups of queries" in x for x in export(lab.plan(), "megatron").lost)
 
 
+def test_where_nothing_fits_within_the_words_of_a_target_that_is_said() -> None:
+    """Here since it is planned again for smaller devices; in truth since lanes or zero bubble were what made it fit."""
+    best = LAB.plan()
+    other = replace(LAB, chips=tuple(replace(chips, memory=1e5) for chips in CHIPS))
+    with pytest.raises(ConfigError, match="within its words no split fits") as caught:
+        export_within(best, "megatron", again_in(other))
+    assert caught.value.hint
+
+
 def test_shared_updates_are_the_targets_distributed_optimizer() -> None:
     best = replace(LAB, chips=CHIPS[:1], limits=PlanLimits(zero=(1,))).plan()
     assert "--use-distributed-optimizer\n" in export(best, "megatron").text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hetrun.errors import ConfigError, NoPlanError
 from hetrun.model import Order, Pins, Plan, Recipe
 from hetrun.planner.export import Export, export, flagscale, synerfuse
-from hetrun.planner.export.common import plain_step_s
+from hetrun.planner.export.common import plain_step_s, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,9 @@ def export_within(best: Plan, target: str, again: Callable[[Recipe], Plan]) -> E
     for recipe in _within(best.recipe, target):
         try:
             found.append(_written(recipe, target, again))
-        except NoPlanError:
-            continue
+        except NoPlanError as error:
+            hint = error.hint or "plan for the target's words alone to see what lacks"
+            refused = refuse(target, f"within its words {error.message}", hint)
         except ConfigError as error:
             refused = error
     if not found:
