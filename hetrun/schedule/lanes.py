@@ -24,7 +24,7 @@ from hetrun.model import Order
 from hetrun.schedule.rules import CLOSED, Clocks, Lane, Way, one_f_one_b, zero_bubble
 
 SAME = 1e-9  # of the mean action: arrivals that are later by less are there
-CLEAR = 1000  # times that: what takes longer is later in spite of all rounding
+CLEAR = 1e-12  # of all work and sends one after the other: what takes longer is later in spite of rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,8 @@ class Lanes:
         work_s = sum(sum(stage.forward_s) + sum(stage.backward_s) for stage in stages)
         slack_s = SAME * work_s / (2 * len(stages) * self.count)
         soonest_s = _soonest(stages)
-        ahead = min(map(min, soonest_s)) > CLEAR * slack_s
+        all_s = sum(sum(stage.weights_s) + 2 * self.count * stage.send_s for stage in stages)
+        ahead = min(map(min, soonest_s)) > max(slack_s, CLEAR * (all_s + work_s))
         self.lanes = _joined(stages, soonest_s if ahead else [(inf, inf)] * len(stages))
         self.wake = [inf if lane.stage else 0.0 for lane in self.lanes]
         self.waits = [inf if lane.stage else -inf for lane in self.lanes]

@@ -197,6 +197,14 @@ def test_every_run_does_all_in_order_and_keeps_its_bounds(
     check_arrivals(stages, lanes)
 
 
+def test_a_send_too_short_for_the_clock_ends() -> None:
+    stages = [
+        replace(own, send_s=s)
+        for own, s in zip(constant([(0, 0, 0)] * 3, 2), (1.0, 5e-324, 0.0), strict=True)
+    ]
+    assert end_of(played(stages, ONE_F_ONE_B)) == 2.0
+
+
 @settings(max_examples=60, deadline=None)
 @given(pipelines())
 def test_lanes_that_act_on_do_what_lanes_asked_in_order_of_time_do(
