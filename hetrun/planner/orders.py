@@ -41,6 +41,7 @@ _FEW_EVENTS = 60_000  # up to here ways are ranked
 _FEW_RANKS = (
     10_000  # up to here real cuts are tried, whose price is traffic: each is a layout of all ranks
 )
+_FEW_PERIODS = 6  # of real cuts, up to which a replica is played to its end
 _HALVINGS = 44
 
 
@@ -50,9 +51,12 @@ def offers(problem: Problem) -> bool:
 
 
 def promise_s(problem: Problem, candidate: Candidate) -> float:
-    """Return about how long a candidate's step takes once real cuts level its stages, where these are allowed."""
+    """Return about how long a candidate's step takes once zero bubble hides its sends and real cuts level its stages."""
+    step_s = candidate.step_s
+    if Order.ZERO_BUBBLE in problem.orders:
+        step_s -= candidate.layout.cost.p2p_s
     if not problem.fractional:
-        return candidate.step_s
+        return step_s
     now = then = 0.0  # rows per second
     for group in candidate.groups:
         cuts = even_cuts(problem, group.shape, narrow_windows(group.shape))
@@ -62,7 +66,7 @@ def promise_s(problem: Problem, candidate: Candidate) -> float:
         then += rows / (
             min(whole_s, max(_passed_s(problem, group.shape, cuts))) if cuts else whole_s
         )
-    return candidate.step_s * now / then
+    return step_s * now / then
 
 
 def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False) -> Candidate:
@@ -193,9 +197,12 @@ def _passed_s(problem: Problem, shape: Shape, cuts: Sequence[float]) -> list[flo
 
 
 def _about_s(problem: Problem, planned: ReplicaPlan, group: Group) -> float:
-    """Return about when the largest replica of a group is done: exact, or the pace of one period carried on."""
+    """Return about when the largest replica of a group is done: exact, or the pace of one period carried on.
+
+    The pace is off by up to 1/1000, which is more than what room in the windows gains last: so it is kept for the many.
+    """
     count = group.counts[0]
-    if count <= 2 * PERIOD or not group.style.cuts:
+    if count <= _FEW_PERIODS * PERIOD or not group.style.cuts:
         return seconds(problem, planned, group, count)
     one_s, two_s = (seconds(problem, planned, group, n * PERIOD) for n in (1, 2))
     return two_s + (count - 2 * PERIOD) * (two_s - one_s) / PERIOD

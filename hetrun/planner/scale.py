@@ -11,9 +11,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hetrun import arch
-from hetrun.model import LinkKind
+from hetrun.model import Link, LinkKind
 from hetrun.planner.batch import many_windows, split_many
-from hetrun.planner.cost import send_seconds
 from hetrun.planner.estimate import Combo
 from hetrun.planner.multiply import (
     Columns,
@@ -23,9 +22,10 @@ from hetrun.planner.multiply import (
     relaxed_deadline,
     whole_replicas,
 )
+from hetrun.planner.pace import likely_link, linked_cycles, passed_share, per_host
 from hetrun.planner.problem import Problem
 from hetrun.planner.scale_unequal import ManyCuts, cut_many_unequal
-from hetrun.planner.shapes import Shape, ShapeMaker, likely_link
+from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.templates import Blocks, templates
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
     row_numbers = np.repeat(np.arange(len(problem.row_choices)), len(listed))
     lanes = np.asarray([*(kind.lanes for kind in problem.kinds), 0])[kinds]  # -1 takes the last
     windows = many_windows(lanes)
-    tables = _Tables(maker, int(windows.max()))
+    tables = _Tables(maker, 2 * int(windows.max()) - 1)
     if problem.layers_differ:
         many = cut_many_unequal(maker, kinds, row_numbers, windows)
     else:
@@ -77,10 +77,13 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
     layers, kept = many.layers, np.flatnonzero(many.fits)
     seconds, lanes = many.seconds[kept], lanes[kept]
     need = _need(problem, kinds[kept])
-    cycle_s = seconds.max(axis=1)
     rows = np.asarray(problem.row_choices, dtype=float)[row_numbers[kept]]
     fill_s = _fill(seconds, lanes, windows[kept], _typical(problem, need, rows))
-    fill_s = fill_s + 2 * tables.links(kinds[kept], row_numbers[kept])
+    sends = tables.sends(kinds[kept], row_numbers[kept], need)
+    fill_s = fill_s + 2 * sends.sum(axis=1)
+    wide = _holds_more(tables, kinds[kept], layers[kept], row_numbers[kept])
+    cycle_s = linked_cycles(seconds, sends, sizes[kept], share=passed_share(problem), wide=wide)
+    cycle_s = np.where(lanes.max(axis=1) > 1, seconds.max(axis=1), cycle_s)
     inside_s, across_s = _sync(problem, kinds[kept], layers[kept], need)
     inside_s = inside_s + tables.optimizer(kinds[kept], layers[kept])
     return ManyShapes(
@@ -109,6 +112,20 @@ def _cut_many(tables: _Tables, kinds: Any, row_numbers: Any, windows: Any) -> Ma
     layers, fits = split_many(tables.problem.model.num_layers, unit, start, caps)
     seconds = np.where(used, start + layers * np.where(used, unit, 0.0), 0.0)
     return ManyCuts(layers=layers, fits=fits, seconds=seconds, least_s=seconds.max(axis=1))
+
+
+def _holds_more(tables: _Tables, kinds: Any, layers: Any, row_numbers: Any) -> Any:
+    """Return whether one more microbatch on every link fits; layers that differ are taken to fit."""
+    import numpy as np
+
+    if tables.problem.layers_differ:
+        return np.ones(len(kinds), dtype=bool)
+    used = kinds >= 0
+    later = used.sum(axis=1)[:, None] - np.arange(kinds.shape[1]) - 1
+    windows = np.where(used, 2 * later + 1, 0)
+    first = np.broadcast_to(np.arange(kinds.shape[1]) == 0, kinds.shape).astype(int)
+    caps = tables.caps[kinds, row_numbers[:, None], np.maximum(windows, 0), first]
+    return ((layers <= caps) | ~used).all(axis=1)
 
 
 def bound_of(problem: Problem, shapes: ManyShapes) -> float:
@@ -241,23 +258,18 @@ class _Tables:
         ]
         zero = np.zeros((len(problem.kinds), len(problem.row_choices), 1, 2))
         self.caps = np.concatenate([zero, np.asarray(caps, dtype=float)], axis=2)
-        self.hop_s = np.asarray(
+        self.num_bytes = np.asarray(
             [
-                [
-                    [
-                        send_seconds(
-                            likely_link(problem, a, b, together=True),
-                            arch.boundary_bytes(
-                                problem.model, problem.dtype, rows, problem.seq_len
-                            ),
-                        )
-                        for rows in problem.row_choices
-                    ]
-                    for b in range(len(problem.kinds))
-                ]
-                for a in range(len(problem.kinds))
+                arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
+                for rows in problem.row_choices
             ]
         )
+        numbers = range(len(problem.kinds))
+        self.together, self.apart = (
+            [[likely_link(problem, a, b, together=together) for b in numbers] for a in numbers]
+            for together in (True, False)
+        )
+        self.per_host = np.asarray([*(per_host(problem, kind) for kind in numbers), 1])
         self.update_s = np.asarray(
             [
                 kind.optimizer_s_per_parameter
@@ -267,17 +279,59 @@ class _Tables:
             ]
         )
 
-    def links(self, kinds: Any, row_numbers: Any) -> Any:
-        """Return seconds that one microbatch spends on links, one way."""
+    def sends(self, kinds: Any, row_numbers: Any, need: Floats) -> Floats:
+        """Return seconds that one microbatch spends on each link, one way; see `pace.py`. Blocks are of one kind each."""
         import numpy as np
 
+        places = np.asarray([*self.problem.places, -1])[kinds]
+        block, place = _blocks_of(places)
+        capacity = np.asarray(self.problem.capacity, dtype=float)[:, None]
+        with np.errstate(divide="ignore"):
+            most = np.floor((np.where(need > 0, capacity / need, np.inf)).min(axis=0))
+        held = self.per_host[kinds]
+        times = np.maximum(1, held // np.maximum(1, block))
+        at_once = np.minimum(np.maximum(times[:, :-1], times[:, 1:]), most[:, None])
         a, b = kinds[:, :-1], kinds[:, 1:]
-        hops = np.where(b >= 0, self.hop_s[a, b, row_numbers[:, None]], 0.0)
-        return hops.sum(axis=1)
+        inside = places[:, :-1] == places[:, 1:]
+        together = inside & ((place[:, :-1] + 1) % held[:, :-1] > 0)
+        at_once = np.where(inside, 1.0, at_once)
+        found: Floats = np.zeros(a.shape)
+        for links, chosen in ((self.together, together), (self.apart, ~together)):
+            latency, rate, shared = _link_tables(links)
+            bytes_at_once = self.num_bytes[row_numbers][:, None] * np.where(
+                shared[a, b], at_once, 1.0
+            )
+            found = np.where(chosen, latency[a, b] + bytes_at_once / rate[a, b], found)
+        return np.where(b >= 0, found, 0.0)
 
     def optimizer(self, kinds: Any, layers: Any) -> Any:
         """Return about how long the slowest stage updates its parameters."""
         return (self.update_s[kinds] * layers).max(axis=1)
+
+
+def _blocks_of(places: Any) -> tuple[Any, Any]:
+    """Return for every stage how many stages its block has, and how many of these stand before it."""
+    import numpy as np
+
+    index = np.broadcast_to(np.arange(places.shape[1]), places.shape)
+    new = np.ones(places.shape, dtype=bool)
+    new[:, 1:] = places[:, 1:] != places[:, :-1]
+    begin = np.maximum.accumulate(np.where(new, index, 0), axis=1)
+    last = np.ones(places.shape, dtype=bool)
+    last[:, :-1] = new[:, 1:]
+    ends = np.where(last, index, places.shape[1])
+    end = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+    return end - begin + 1, index - begin
+
+
+def _link_tables(links: Sequence[Sequence[Link]]) -> tuple[Any, Any, Any]:
+    """Return latencies, rates and whether the link leaves a host, by kinds at both ends."""
+    import numpy as np
+
+    latency = np.asarray([[link.latency_s for link in row] for row in links])
+    rate = np.asarray([[link.bytes_per_s for link in row] for row in links])
+    leaves = np.asarray([[link.kind is not LinkKind.INSIDE_HOST for link in row] for row in links])
+    return latency, rate, leaves
 
 
 def _need(problem: Problem, kinds: Any) -> Floats:

@@ -38,7 +38,7 @@ _NUM_SIMULATED_QUICK = 8
 _NUM_POLISHED = 32  # of these, a little at first
 _NUM_AGAIN = 8  # of these, more
 _POLISH_BUDGET = (40, 200)  # simulations per combination, at first and again
-_NUM_PROMISING = 6  # outlines of which those that promise most are refined
+_NUM_PROMISING = 12  # outlines of which those that promise most are refined
 _NUM_REFINED = 4  # outlines for which other orders and cuts are tried
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
 _LANES = (1, 2, 4)  # to advise
@@ -223,10 +223,8 @@ def _first_two(
 ) -> Outcome:
     """Return the best candidate, with narrow windows where they cost nothing, and the best that is built otherwise.
 
-    `judged` are in order of their estimates. Other orders and cuts are tried of the best, of the `most` that promise
-    most, and of the first: its sends may be hidden then, which the estimates leave out.
+    Other orders and cuts are tried of the best, and of the `most` outlines that promise most.
     """
-    first = judged[0]
     judged = [*polished, *judged]
     plain = narrowed(problem, best_of(judged))
     tried = [plain]
@@ -235,7 +233,7 @@ def _first_two(
         for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
             leaders.setdefault(_outline(candidate), candidate)
         likely = sorted(list(leaders.values())[:_NUM_PROMISING], key=partial(promise_s, problem))
-        chosen = {c.groups: c for c in (first, plain, *likely[:most])}
+        chosen = {c.groups: c for c in (plain, *likely[:most])}
         tried += [refined(problem, candidate) for candidate in chosen.values()]
     best = best_of(tried)
     others = [c for c in (*tried, *judged) if _outline(c) != _outline(best)]

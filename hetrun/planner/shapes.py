@@ -8,16 +8,16 @@ from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from hetrun import arch
-from hetrun.model import LayerCount, Link, LinkKind
+from hetrun.model import LayerCount
 from hetrun.planner.cost import (
     Piece,
     part_seconds,
-    send_seconds,
     stage_parameters,
     stage_seconds,
     unit_seconds,
 )
 from hetrun.planner.memory import Load, again_bytes, layer_bytes, stage_bytes
+from hetrun.planner.pace import Sends, linked_cycle_s, passed_share
 from hetrun.planner.problem import Problem
 from hetrun.planner.ranges import Reach, split_ranges
 from hetrun.planner.split import fill_parts
@@ -82,7 +82,7 @@ class ShapeMaker:
         self._caps: dict[tuple[int, int, int, bool], int] = {}
         self._rooms: dict[tuple[int, int, bool], list[tuple[int | None, int]]] = {}
         self._reaches: dict[tuple[int, int, int, bool], Reach] = {}
-        self._hops: dict[tuple[int, int, bool, int], float] = {}
+        self._sends = Sends(problem)
         # as `unit_seconds`, shared by the lanes, by kind and rows
         self.pace: dict[tuple[int, int], tuple[float, ...]] = {
             (number, rows): tuple(seconds / kind.lanes for seconds in unit_seconds(timing))
@@ -204,19 +204,35 @@ class ShapeMaker:
             parameters = -(-parameters // max(1, problem.shards))
             update_s = problem.kinds[kind].optimizer_s_per_parameter * parameters
             optimizer_s = max(optimizer_s, update_s)
-        cycle_s = max(sum(seconds) / own for seconds, own in zip(stages, lanes, strict=True))
+        work_s = [sum(seconds) / own for seconds, own in zip(stages, lanes, strict=True)]
+        use = self._use(kinds)
+        most = min(have // n for have, n in zip(problem.capacity, use, strict=True) if n)
+        sends = self._sends.of(kinds, rows, most_replicas=most)
         typical = self._typical_microbatches(kinds, rows)
-        end_s = _end_without_links(stages, lanes, typical) + 2 * self._links_s(kinds, rows)
+        end_s = _end_without_links(stages, lanes, typical) + 2 * sum(sends)
+        cycle_s = max(work_s)
+        fill_s = end_s - typical * cycle_s
+        if max(lanes) == 1:
+            wide = self._holds_more(kinds, layers, rows)
+            cycle_s = linked_cycle_s(work_s, sends, share=passed_share(problem), wide=wide)
         return Shape(
             kinds=tuple(kinds),
             lanes=lanes,
             layers=tuple(layers),
             rows=rows,
-            use=self._use(kinds),
+            use=use,
             cycle_s=cycle_s,
-            fill_s=end_s - typical * cycle_s,
+            fill_s=fill_s,
             optimizer_s=optimizer_s,
             memory_bound=memory_bound,
+        )
+
+    def _holds_more(self, kinds: Sequence[int], layers: Sequence[int], rows: int) -> bool:
+        """Whether one more microbatch on every link fits; layers that differ are taken to fit."""
+        last = len(kinds) - 1
+        return self.problem.layers_differ or all(
+            count <= self.cap(kind, rows, window=2 * (last - index) + 1, first=index == 0)
+            for index, (kind, count) in enumerate(zip(kinds, layers, strict=True))
         )
 
     def _use(self, kinds: Sequence[int]) -> tuple[int, ...]:
@@ -298,20 +314,6 @@ class ShapeMaker:
         share = sum(self._stage_speeds[kind] for kind in kinds) / self._total_speed
         return max(1, round(self.problem.batch_rows * share / rows))
 
-    def _links_s(self, kinds: Sequence[int], rows: int) -> float:
-        """Return the seconds that one microbatch spends on links, one way, on likely seats."""
-        return sum(self._hop_s(a, b, kinds.count(a), rows) for a, b in pairwise(kinds))
-
-    def _hop_s(self, a: int, b: int, block: int, rows: int) -> float:
-        """Return the seconds of one send from a block of kind `a` to kind `b`; remembered."""
-        problem = self.problem
-        whole = problem.kinds[a].most_on_one_host >= block * problem.kinds[a].width
-        key = (a, b, whole, rows)
-        if key not in self._hops:
-            num_bytes = arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
-            self._hops[key] = send_seconds(likely_link(problem, a, b, together=key[2]), num_bytes)
-        return self._hops[key]
-
 
 T = TypeVar("T", int, float)
 
@@ -338,23 +340,6 @@ def stage_load(problem: Problem, kind: int, *, rows: int, window: int) -> Load:
         recompute=way.recompute,
         shards=max(1, problem.shards),
     )
-
-
-def likely_link(problem: Problem, a: int, b: int, *, together: bool) -> Link:
-    """Return the link between two kinds, inside a host if the block sits together in one."""
-    first, second = problem.kinds[a], problem.kinds[b]
-    if first.vendor != second.vendor:
-        kind = LinkKind.ACROSS
-    elif (problem.places[a] == problem.places[b] and together) or _same_single_host(problem, a, b):
-        kind = LinkKind.INSIDE_HOST
-    else:
-        kind = LinkKind.INSIDE_ISLAND
-    return problem.link(kind, first.vendor, second.vendor)
-
-
-def _same_single_host(problem: Problem, a: int, b: int) -> bool:
-    hosts = {seat.host_number for kind in (a, b) for seat in problem.kinds[kind].seats}
-    return len(hosts) == 1
 
 
 def _end_without_links(
