@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+MOST_LINKED = (
+    64  # devices; with more of them few combinations are laid out, and the best hide their sends
+)
 _PASSED = 2 / 3  # of forward and backward that a neighbour waits for where W may wait
 
 

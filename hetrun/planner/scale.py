@@ -22,7 +22,7 @@ from hetrun.planner.multiply import (
     relaxed_deadline,
     whole_replicas,
 )
-from hetrun.planner.pace import likely_link, linked_cycles, passed_share, per_host
+from hetrun.planner.pace import MOST_LINKED, likely_link, linked_cycles, passed_share, per_host
 from hetrun.planner.problem import Problem
 from hetrun.planner.scale_unequal import ManyCuts, cut_many_unequal
 from hetrun.planner.shapes import Shape, ShapeMaker
@@ -83,7 +83,8 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
     fill_s = fill_s + 2 * sends.sum(axis=1)
     wide = _holds_more(tables, kinds[kept], layers[kept], row_numbers[kept])
     cycle_s = linked_cycles(seconds, sends, sizes[kept], share=passed_share(problem), wide=wide)
-    cycle_s = np.where(lanes.max(axis=1) > 1, seconds.max(axis=1), cycle_s)
+    unlinked = (lanes.max(axis=1) > 1) | (problem.num_devices > MOST_LINKED)
+    cycle_s = np.where(unlinked, seconds.max(axis=1), cycle_s)
     inside_s, across_s = _sync(problem, kinds[kept], layers[kept], need)
     inside_s = inside_s + tables.optimizer(kinds[kept], layers[kept])
     return ManyShapes(

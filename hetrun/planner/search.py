@@ -53,7 +53,7 @@ _MOST_TWICE = 20_000  # devices; with more of them a second search takes too lon
 _NUM_SCALED = 8  # combinations of many devices that the simulator ranks, and of not so many
 _MOST_SCALED = 50
 _RANKS_BUDGET = 500  # ranks laid out in one search of many devices, after the first combination
-_TIMES_LAID_OUT = 4  # all ranks, where that is more
+_TIMES_LAID_OUT = 1  # all ranks, where that is more
 _MOST_LAID_OUT = 40_000  # ranks, then
 _NUM_POLISHED_MANY = 2
 _MOST_TRIES_MANY = 10
@@ -225,6 +225,7 @@ def _first_two(
 
     Other orders and cuts are tried of the best, and of the `most` outlines that promise most.
     """
+    unpolished = best_of(judged)  # has more room in memory, at times
     judged = [*polished, *judged]
     plain = narrowed(problem, best_of(judged))
     tried = [plain]
@@ -233,7 +234,7 @@ def _first_two(
         for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
             leaders.setdefault(_outline(candidate), candidate)
         likely = sorted(list(leaders.values())[:_NUM_PROMISING], key=partial(promise_s, problem))
-        chosen = {c.groups: c for c in (plain, *likely[:most])}
+        chosen = {c.groups: c for c in (judged[len(polished)], unpolished, plain, *likely[:most])}
         tried += [refined(problem, candidate) for candidate in chosen.values()]
     best = best_of(tried)
     others = [c for c in (*tried, *judged) if _outline(c) != _outline(best)]

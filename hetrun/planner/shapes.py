@@ -17,7 +17,7 @@ from hetrun.planner.cost import (
     unit_seconds,
 )
 from hetrun.planner.memory import Load, again_bytes, layer_bytes, stage_bytes
-from hetrun.planner.pace import Sends, linked_cycle_s, passed_share
+from hetrun.planner.pace import MOST_LINKED, Sends, linked_cycle_s, passed_share
 from hetrun.planner.problem import Problem
 from hetrun.planner.ranges import Reach, split_ranges
 from hetrun.planner.split import fill_parts
@@ -212,7 +212,7 @@ class ShapeMaker:
         end_s = _end_without_links(stages, lanes, typical) + 2 * sum(sends)
         cycle_s = max(work_s)
         fill_s = end_s - typical * cycle_s
-        if max(lanes) == 1:
+        if max(lanes) == 1 and problem.num_devices <= MOST_LINKED:
             wide = self._holds_more(kinds, layers, rows)
             cycle_s = linked_cycle_s(work_s, sends, share=passed_share(problem), wide=wide)
         return Shape(
