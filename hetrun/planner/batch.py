@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-_ROUNDS = 22  # halvings; what is handed out too much is taken back in order, so that the split is exact
+_ROUNDS = 22  # halvings; what is handed out too much is taken back in order: the split is exact
 _SLACK = 1e-12  # as in `ranges.py`
 _EQUAL = 1 - 1e-11
 
