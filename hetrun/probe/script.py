@@ -41,8 +41,10 @@ umask 077
 d=
 for base in /dev/shm "${TMPDIR:-/tmp}" /tmp /var/tmp "$HOME"; do
   d=$base/hetrun-probe.$nonce
-  (mkdir "$d" && echo 1 >"$d/x") 2>/dev/null && [ -s "$d/x" ] && break
-  rm -rf "$d" 2>/dev/null
+  if mkdir "$d" 2>/dev/null; then # what is there already is not ours to remove
+    (echo 1 >"$d/x") 2>/dev/null && [ -s "$d/x" ] && break
+    rm -rf "$d" 2>/dev/null
+  fi
   d=
 done
 if [ -z "$d" ]; then printf '\n%s full\n' "$nonce"; exit 1; fi

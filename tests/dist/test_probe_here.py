@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from hetrun.probe import parse_host, probe, script
 from hetrun.vendors import ProbeCommand, Vendor, all_vendors
 
 pytestmark = pytest.mark.dist
-NONCE = "0123456789abcdef"
+NONCE = secrets.token_hex(8)
 SPEC = HostSpec(name="here", connection=Connection.LOCAL, python=sys.executable)
 
 

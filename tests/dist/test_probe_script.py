@@ -1,6 +1,7 @@
 """The probe's script under real shells: whatever a tool does, the answer comes in time and nothing stays."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -17,7 +18,7 @@ from hetrun.probe.answer import Answer, read_answer
 from hetrun.vendors import ProbeCommand, Vendor, all_vendors
 
 pytestmark = pytest.mark.dist
-NONCE = "0123456789abcdef"
+NONCE = secrets.token_hex(8)  # one per process: the script makes a folder of this name
 SPEC = HostSpec(name="here", connection=Connection.LOCAL)
 SHELLS = [["dash"], ["bash", "--posix"], ["busybox", "sh"]]
 
@@ -131,7 +132,7 @@ def test_nothing_stays_on_the_host(
 ) -> None:
     monkeypatch.setattr(script, "BASE_TIMEOUT_S", 4242)
     run(shell, {}, env={"TMPDIR": str(tmp_path)})
-    left = [*Path("/dev/shm").glob("hetrun-probe*"), *tmp_path.iterdir()]
+    left = [*Path("/dev/shm").glob(f"hetrun-probe.{NONCE}*"), *tmp_path.iterdir()]
     assert left == []
     deadline_s = time.monotonic() + 20
     while processes("sleep 4244") and time.monotonic() < deadline_s:

@@ -101,7 +101,9 @@ def test_ranks_with_different_plans_all_stop_before_the_first_step(tmp_path: Pat
 
 
 def test_ranks_with_different_texts_all_stop_before_the_first_step(tmp_path: Path) -> None:
-    data = DataSpec(seq_len=SEQ_LEN, kind=DataKind.TEXT, path="/proc/self/cwd/text")  # beside each job
+    data = DataSpec(
+        seq_len=SEQ_LEN, kind=DataKind.TEXT, path="/proc/self/cwd/text"
+    )  # beside each job
     plan = make_plan(TWO_RANKS)
     plan = replace(plan, recipe=replace(plan.recipe, data=data))
     jobs = [write_job(tmp_path / name, plan) for name in ("rose", "nose")]
