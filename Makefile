@@ -47,8 +47,9 @@ check: setup
 	$(BIN)/pytest -q -n auto
 
 test: setup
-	$(BIN)/pytest -q -n auto -m 'not ssh and not dist and not gpu and not bench' --cov --cov-fail-under=0 --cov-report=
+	$(BIN)/pytest -q -n auto --cov --cov-fail-under=0 --cov-report=
 	$(BIN)/coverage report --include='hetrun/planner/*,hetrun/schedule/*,hetrun/vendors/*,hetrun/model/*,hetrun/efficiency.py' --fail-under=95
+	$(BIN)/pytest -q -n auto -m 'slow and not ssh and not dist and not gpu and not bench'
 	$(BIN)/pytest -q -n auto -m 'dist and not gpu and not bench'
 	$(BIN)/pytest -q -n auto -m 'ssh and not gpu and not bench'
 
