@@ -61,6 +61,19 @@ class HostError(HetrunError):
     """A host cannot be reached, or refused the key, or showed a wrong host key."""
 
     exit_code = ExitCode.UNREACHABLE
+    check = "reach"  # of preflight
+
+
+class AuthError(HostError):
+    """A host, or one on the way, does not let our key in."""
+
+    check = "auth"
+
+
+class HostKeyError(HostError):
+    """A host, or one on the way, shows a key that is not the known one."""
+
+    check = "hostkey"
 
 
 class LostContactError(HetrunError):

@@ -15,6 +15,7 @@ from hetrun import inventory, store
 from hetrun import launch as launcher
 from hetrun import probe as prober
 from hetrun import report as reporter
+from hetrun.cli import doctor as doctor_command
 from hetrun.cli import plan as plan_command
 from hetrun.cli import render, streams
 from hetrun.cli.options import Json
@@ -85,6 +86,9 @@ app.command(
 app.command("plan", epilog=plan_command.EPILOG)(plan_command.plan)
 
 
+app.command("doctor", epilog=doctor_command.EPILOG)(doctor_command.doctor)
+
+
 @app.command(epilog="Example: hetrun launch plan.json --dry-run")
 def launch(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="What plan chose.")] = Path(
@@ -97,18 +101,24 @@ def launch(
         bool,
         typer.Option("--dry-run", help="Show each host's files and exact command; start nothing."),
     ] = False,
+    skip: doctor_command.Skip = [],  # noqa: B006 - typer reads it
+    allow_public: doctor_command.AllowPublic = False,
+    allow_skew: doctor_command.AllowSkew = False,
     json: Json = False,
 ) -> None:
-    """Start torchrun on every host of the plan, follow it, and stop everything on the first failure.
+    """Check all hosts, start torchrun on each, follow it, and stop everything on the first failure.
 
     Prints the run directory. Ctrl-C stops the run in an orderly way; twice stops it at once.
     """
+    passed = doctor_command.skips(skip, allow_public=allow_public, allow_skew=allow_skew)
     chosen = store.load(Plan, path)
     if dry_run:
         render.show_dry_run(launcher.dry_run(chosen), as_json=json)
         return
     with render.live_view(chosen) as observer:
-        outcome = launcher.launch(chosen, run_root=run_root, observer=observer, environ=os.environ)
+        outcome = launcher.launch(
+            chosen, run_root=run_root, observer=observer, environ=os.environ, skip=passed
+        )
     render.show_outcome(outcome, run_root / outcome.run_id, as_json=json)
     raise typer.Exit(outcome.exit_code)
 

@@ -22,12 +22,13 @@ from rich.text import Text
 from hetrun import store
 from hetrun.cli.answers import comparison_view, explanation_view
 from hetrun.cli.hosts import changes_view, facts_view
+from hetrun.cli.preflight import preflight_view
 from hetrun.cli.progress import HostProgress, LaunchView
 from hetrun.cli.results import plan_view, report_view
 from hetrun.cli.streams import Talk, write_data
 from hetrun.cli.tables import cell, profile_view
 from hetrun.errors import HetrunError, StorageError
-from hetrun.model import Facts, Failure, Noun, Plan, Profile, RunOutcome, RunReport
+from hetrun.model import Facts, Failure, Noun, Plan, PreflightReport, Profile, RunOutcome, RunReport
 from hetrun.probe import compare
 from hetrun.report.words import (
     DONE,
@@ -62,6 +63,7 @@ __all__ = [
     "show_internal_error",
     "show_outcome",
     "show_plan",
+    "show_preflight",
     "show_profile",
     "show_report",
 ]
@@ -158,6 +160,14 @@ def show_export(export: Export, *, to_stdout: bool, as_json: bool) -> None:
         _write(export.text)
     for line in export.lost:
         _say(cell(f"not in it: {line}", "yellow"))
+
+
+def show_preflight(report: PreflightReport, *, as_json: bool) -> None:
+    """Show what preflight found: tables on stderr, or the object on stdout."""
+    if as_json:
+        print_json(report)
+    else:
+        talk().print(preflight_view(report))
 
 
 def show_report(report: RunReport, run_dir: Path, *, as_json: bool) -> None:

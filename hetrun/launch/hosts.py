@@ -14,9 +14,9 @@ from functools import partial
 from typing import TypeVar
 
 from hetrun.errors import HetrunError, LostContactError
-from hetrun.launch.addresses import DataAddress
 from hetrun.launch.files import HostFiles, read_by_ranks
 from hetrun.model import HostSpec, Plan
+from hetrun.preflight.addresses import DataAddress
 from hetrun.transport import Transport
 from hetrun.transport.bundle import Bundle
 from hetrun.transport.connect import open_transport

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from hetrun.arch import need_trainable
 from hetrun.errors import ExitCode, HetrunError, StorageError
-from hetrun.launch.addresses import check_together, choose_addresses
 from hetrun.launch.check import check_plan
 from hetrun.launch.diagnose import Evidence, Kind, root_first, to_failure
 from hetrun.launch.files import WORKER, HostFiles, Meeting, host_files, read_secrets
@@ -23,8 +22,12 @@ from hetrun.launch.monitor import Monitor
 from hetrun.launch.observer import Observer
 from hetrun.launch.rundir import RunDir
 from hetrun.launch.supervise import Interrupted, Signals, Supervisor
-from hetrun.model import Plan, RunOutcome, plan_sha
-from hetrun.transport.bundle import build_bundle
+from hetrun.launch.wants import wants_of
+from hetrun.model import Plan, RunOutcome, Severity, plan_sha
+from hetrun.preflight import check_skips, preflight, refuse
+from hetrun.preflight.addresses import check_together, choose_addresses
+from hetrun.transport.bundle import Bundle, build_bundle
+from hetrun.transport.connect import one_connection_per_host
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +56,19 @@ class Run:
         self._started = datetime.now(timezone.utc)
         self._started_s = time.monotonic()
         self._monitor = Monitor(plan, run_dir, observer)
+        self._skipped: tuple[str, ...] = ()
         self._has_outcome = False
 
-    def run(self, hidden: Mapping[str, str]) -> RunOutcome:
+    def run(self, hidden: Mapping[str, str], skip: tuple[str, ...] = ()) -> RunOutcome:
         """Do all of it; launch.json is there afterwards, whatever happened.
 
         Raises:
             HetrunError: the run did not get to start, or its folder cannot be written.
         """
+        self._skipped = skip
         try:
-            return self._run(hidden)
+            with one_connection_per_host():
+                return self._run(hidden)
         finally:
             if not self._has_outcome:
                 self._note_bug(sys.exc_info()[1])
@@ -100,12 +106,14 @@ class Run:
         return self._finish(outcome)
 
     def _prepare(self, hosts: Hosts, hidden: Mapping[str, str]) -> dict[str, HostFiles]:
-        """Connect, check each host and all together, and work out what each gets."""
+        """Check each host and all together, connect, and work out what each gets."""
         for spec in self._plan.hosts:
             self._observer.on_status(spec.name, "connecting")
+        bundle = build_bundle(self._code.extra)
+        self._check(bundle)
         ready = hosts.prepare(
             self._run_dir.run_id,
-            bundle=build_bundle(self._code.extra),
+            bundle=bundle,
             addresses=choose_addresses(self._plan.hosts),
             done=lambda host, answer: self._observer.on_status(
                 host, f"ready: torch {answer.torch}, {answer.addr} on {answer.nic}"
@@ -132,6 +140,24 @@ class Run:
             )
             for node_rank, spec in enumerate(self._plan.hosts)
         }
+
+    def _check(self, bundle: Bundle) -> None:
+        """Let preflight look at all hosts; what it refuses ends the launch, the rest is kept as warnings."""
+        found = preflight(
+            wants_of(self._plan),
+            bundle=bundle,
+            skip=self._skipped,
+            progress=lambda host, words: self._observer.on_status(host, f"preflight: {words}"),
+            tick=self._signals.raise_if_any,
+        )
+        self._run_dir.save(found, "preflight.json")
+        for finding in found.findings:
+            if finding.severity in (Severity.WARNING, Severity.SKIPPED):
+                passed = " (skipped)" if finding.severity is Severity.SKIPPED else ""
+                self._monitor.warn(f"{finding.host}: {finding.check}{passed}: {finding.what}")
+        error = refuse(found)
+        if error is not None:
+            raise error
 
     def _say_goodbye(self, hosts: Hosts, supervisor: Supervisor) -> None:
         not_clean = supervisor.not_clean()
@@ -200,6 +226,7 @@ class Run:
             status=status,
             failures=tuple(to_failure(piece) for piece in pieces),
             warnings=tuple(self._monitor.warnings),
+            skipped=self._skipped,
             not_clean=not_clean,
         )
 
@@ -224,11 +251,12 @@ def launch(
     observer: Observer,
     environ: Mapping[str, str],
     code: WorkerCode | None = None,
+    skip: tuple[str, ...] = (),
 ) -> RunOutcome:
     """Start torchrun on every host of the plan and follow the run to its end.
 
     A run that started returns its outcome, failed or not; nothing of it is left running on hosts that answer.
-    `code` replaces the worker, for tests.
+    `code` replaces the worker, for tests. `skip` names checks of preflight whose errors are passed over.
 
     Raises:
         ConfigError: the plan contradicts itself, or a secret is not set.
@@ -238,9 +266,10 @@ def launch(
     """
     need_trainable(plan)
     check_plan(plan)
+    skip = check_skips(skip)
     hidden = read_secrets(plan, environ)
     with Signals() as signals:
         now = datetime.now()  # noqa: DTZ005  the folder's name is for people, in their own time
         run_dir = RunDir(run_root, plan.recipe.name, now, hidden.values())
         run = Run(plan, run_dir, observer, signals=signals, code=code or WorkerCode())
-        return run.run(hidden)
+        return run.run(hidden, skip)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hetrun.errors import StorageError
-from hetrun.model import Plan, RunOutcome
-from hetrun.store import dumps, save
+from hetrun.model import Noun, Plan, RunOutcome
+from hetrun.store import dumps, save, save_text
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,10 @@ class RunDir:
     def save_plan(self, plan: Plan) -> None:
         """Write plan.json, so that the report needs no other file."""
         save(plan, self.path / "plan.json")
+
+    def save(self, noun: Noun, name: str) -> None:
+        """Write one more file of the run, without values of secrets."""
+        save_text(self.hide(dumps(noun).encode()).decode(), self.path / name)
 
     def append(self, name: str, line: bytes, *, limit: int | None = None) -> None:
         """Append one line to a file of the run; readers see it at once. A log stops at its limit and says so.

@@ -208,6 +208,7 @@ class RunOutcome(Noun):
     failures: tuple[Failure, ...] = ()
     warnings: tuple[str, ...] = ()
     not_clean: tuple[str, ...] = ()  # hosts that could not be confirmed empty
+    skipped: tuple[str, ...] = ()  # checks of preflight that the user asked to pass over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +328,7 @@ class RunReport(Noun):
     predicted_efficiency: Efficiency | None = None
     stages: tuple[StageUse, ...] = ()
     failures: tuple[Failure, ...] = ()  # the first is the root cause
+    skipped: tuple[str, ...] = ()  # checks of preflight that the user asked to pass over
     idle_devices: tuple[str, ...] = ()
     runner_up: str = ""
     held_out: tuple[HeldOutLoss, ...] = ()

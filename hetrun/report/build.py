@@ -85,6 +85,7 @@ def build_report(run_dir: Path) -> RunReport:
         predicted_efficiency=plan.split.efficiency,
         stages=_stage_uses(plan, ranks, gathered.ranks),
         failures=failures,
+        skipped=outcome.skipped if outcome else (),
         idle_devices=plan.idle_devices,
         runner_up=plan.runner_up,
         held_out=tuple(HeldOutLoss(step=step, loss=x) for step, x in gathered.held_out.items()),

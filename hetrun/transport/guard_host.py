@@ -130,6 +130,14 @@ def _try_lock(path: Path) -> int | None:
     return lock
 
 
+def is_locked(path: Path) -> bool:
+    """Say whether a job holds this lock: it is alive."""
+    lock = _try_lock(path)
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
 def bundle_path(base: Path, sha256: str) -> Path:
     """Where the bundle with this hash lies or will lie."""
     return base / "bundles" / f"hetrun-worker-{sha256[:16]}.zip"

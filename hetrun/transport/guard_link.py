@@ -10,7 +10,7 @@ import threading
 import time
 
 from hetrun.errors import HetrunError, LostContactError, PreflightError, StorageError
-from hetrun.model import Connection
+from hetrun.model import Connection, HostSpec
 from hetrun.transport import Channel, Transport
 from hetrun.transport.bundle import guard_sources
 from hetrun.transport.guard_frames import Frame, FrameReader, Meta, pack
@@ -49,13 +49,37 @@ fi
 command -v "$2" >/dev/null 2>&1 || { echo "hetrun-no python"; exit 0; }
 exec "$2" -I -c "$3"
 """
-_HELLO = re.compile(rb"hetrun-(?:python (\d+)\.(\d+)\.(\d+) (.*)|no (\w+))\n")
+HELLO = re.compile(rb"hetrun-(?:python (\d+)\.(\d+)\.(\d+) (.*)|no (\w+))\n")
 
 
-def shell_text(python: str, activate: str | None) -> str:
+def shell_text(python: str, activate: str | None, *, boot: str = _BOOT) -> str:
     """Return what /bin/sh gets on stdin to become the guard; vendors' activation scripts expect bash."""
-    words = shlex.join(["-c", _SHELL, "hetrun", activate or "", python, _BOOT])
+    words = shlex.join(["-c", _SHELL, "hetrun", activate or "", python, boot])
     return f'exec "$({"command -v bash || " if activate else ""}echo /bin/sh)" {words}\n'
+
+
+def missing(spec: HostSpec, what: str) -> PreflightError:
+    """Return the error of a host whose interpreter or activation script is not there."""
+    if what == "python":
+        return PreflightError(
+            f"no interpreter {spec.python!r} there",
+            hint="set `python` of the host to an absolute path",
+            host=spec.name,
+        )
+    return PreflightError(
+        f"no readable file {spec.activate!r} there",
+        hint="correct `activate` of the host",
+        host=spec.name,
+    )
+
+
+def too_old(spec: HostSpec, path: str, version: tuple[int, ...]) -> PreflightError:
+    """Return the error of an interpreter that cannot run our code."""
+    return PreflightError(
+        f"python at {path} is {'.'.join(map(str, version))}, need 3.10 or newer",
+        hint="set `python` of the host to the interpreter with the vendor's torch",
+        host=spec.name,
+    )
 
 
 class GuardLink:
@@ -90,7 +114,7 @@ class GuardLink:
         self._write(shell_text(self._spec.python, self._spec.activate).encode())
         said = b""
         deadline_s = time.monotonic() + BOOT_S
-        while not (hello := _HELLO.search(said)):
+        while not (hello := HELLO.search(said)):
             try:
                 part = self._channel.read_stdout(max(0.0, deadline_s - time.monotonic()))
             except TimeoutError as error:
@@ -99,32 +123,15 @@ class GuardLink:
                 raise self._unusable("does not run")
             said += part
         if hello[5]:
-            raise self._missing(hello[5].decode())
+            raise missing(self._spec, hello[5].decode())
         version = tuple(int(part) for part in hello.groups()[:3])
         path = hello[4].decode(errors="replace")
         if version < MIN_PYTHON:
-            raise PreflightError(
-                f"python at {path} is {'.'.join(map(str, version))}, need 3.10 or newer",
-                hint="set `python` of the host to the interpreter with the vendor's torch",
-                host=self.host,
-            )
+            raise too_old(self._spec, path, version)
         sources = json.dumps(guard_sources()).encode()
         header = f"{len(sources)} {self._nonce}".ljust(31) + "\n"
         self._write(header.encode() + sources)
         return path
-
-    def _missing(self, what: str) -> PreflightError:
-        if what == "python":
-            return PreflightError(
-                f"no interpreter {self._spec.python!r} there",
-                hint="set `python` of the host to an absolute path",
-                host=self.host,
-            )
-        return PreflightError(
-            f"no readable file {self._spec.activate!r} there",
-            hint="correct `activate` of the host",
-            host=self.host,
-        )
 
     def _unusable(self, what: str) -> PreflightError:
         said = self.last_stderr()

@@ -23,13 +23,16 @@ def lab_plan(hosts: Hosts, meet: Path, fault: str = "", **launch_spec: Any) -> P
     return make_plan([(hosts[0].spec(), 3), (hosts[1].spec(), 1)], env=env, **launch_spec)
 
 
-def launch_fake(plan: Plan, folder: Path, recorder: Recorder | None = None) -> RunOutcome:
+def launch_fake(
+    plan: Plan, folder: Path, recorder: Recorder | None = None, *, skip: tuple[str, ...] = ()
+) -> RunOutcome:
     return launch(
         plan,
         run_root=folder / "runs",
         observer=recorder or Recorder(),
         environ=os.environ,
         code=FAKE,
+        skip=skip,
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hetrun.errors import PreflightError
-from hetrun.launch.addresses import check_together, choose_addresses
 from hetrun.model import Connection, HostSpec
+from hetrun.preflight.addresses import check_together, choose_addresses
 from hetrun.transport.jobs import Ready
 
 LOCAL = HostSpec(name="me", connection=Connection.LOCAL)

@@ -35,25 +35,40 @@ def choose_addresses(
     Raises:
         PreflightError: a host of this machine among others has none that they could reach.
     """
-    lookup = lookup or _lookup
     all_local = all(spec.connection is Connection.LOCAL for spec in hosts)
-    found = {}
-    for spec in hosts:
-        name = spec.data_addr
-        if name is None and spec.nic is None:
-            if spec.connection is Connection.SSH:
-                name = (ssh_addr or _ssh_addr)(spec)
-            elif all_local:
-                name = LOOPBACK
-            else:
-                raise PreflightError(
-                    "this machine and others over SSH in one run: they need an address to reach it by",
-                    hint=f"set `data_addr` of {spec.name} in the inventory and plan again",
-                    host=spec.name,
-                )
-        addr = _numeric(spec.name, name, lookup) if name else None
-        found[spec.name] = DataAddress(addr=addr, name=spec.data_addr, nic=spec.nic)
-    return found
+    return {
+        spec.name: choose_address(spec, all_local=all_local, lookup=lookup, ssh_addr=ssh_addr)
+        for spec in hosts
+    }
+
+
+def choose_address(
+    spec: HostSpec,
+    *,
+    all_local: bool,
+    lookup: Callable[[str], list[str]] | None = None,
+    ssh_addr: Callable[[HostSpec], str] | None = None,
+) -> DataAddress:
+    """Return the data address of one host; `all_local` says that all hosts of the run are this machine.
+
+    Raises:
+        PreflightError: a host of this machine among others has none that they could reach, or a name does not resolve.
+        HostError: the ssh configuration cannot be read.
+    """
+    name = spec.data_addr
+    if name is None and spec.nic is None:
+        if spec.connection is Connection.SSH:
+            name = (ssh_addr or _ssh_addr)(spec)
+        elif all_local:
+            name = LOOPBACK
+        else:
+            raise PreflightError(
+                "this machine and others over SSH in one run: they need an address to reach it by",
+                hint=f"set `data_addr` of {spec.name} in the inventory and plan again",
+                host=spec.name,
+            )
+    addr = _numeric(spec.name, name, lookup or _lookup) if name else None
+    return DataAddress(addr=addr, name=spec.data_addr, nic=spec.nic)
 
 
 def check_together(ready: Mapping[str, Ready]) -> list[str]:
@@ -80,20 +95,29 @@ def check_together(ready: Mapping[str, Ready]) -> list[str]:
     ]
 
 
+def torch_conflict(versions: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return a host whose torch cannot meet that of another, and the other; None where all can meet.
+
+    Gloo's keys in the store changed in 2.6: both sides would sit out their whole timeout.
+    """
+    old = [host for host, text in versions.items() if torch_version(text) < (2, 6)]
+    new = [host for host in versions if host not in old]
+    return (old[0], new[0]) if old and new else None
+
+
 def _check_torch(versions: Mapping[str, str]) -> None:
-    """Gloo's keys in the store changed in 2.6: both sides would sit out their whole timeout."""
-    old = {host: text for host, text in versions.items() if _version(text) < (2, 6)}
-    new = {host: text for host, text in versions.items() if host not in old}
-    if old and new:
-        host, other = next(iter(old)), next(iter(new))
+    conflict = torch_conflict(versions)
+    if conflict is not None:
+        host, other = conflict
         raise PreflightError(
-            f"torch {old[host]} cannot meet torch {new[other]} on {other}",
+            f"torch {versions[host]} cannot meet torch {versions[other]} on {other}",
             hint="torch before 2.6 talks only to torch before 2.6",
             host=host,
         )
 
 
-def _version(text: str) -> tuple[int, int]:
+def torch_version(text: str) -> tuple[int, int]:
+    """Return major and minor number; a high one where a vendor counts in its own way."""
     parts = text.split(".")
     try:
         return int(parts[0]), int(parts[1])
