@@ -20,6 +20,7 @@ from hetrun.cli import plan as plan_command
 from hetrun.cli import render, streams
 from hetrun.cli.options import Json
 from hetrun.cli.profile import profile as profile_command
+from hetrun.cli.trust import hosts_app
 from hetrun.errors import ConfigError, ExitCode, HetrunError, StoppedError
 from hetrun.model import Facts, Plan
 
@@ -84,6 +85,9 @@ app.command(
 
 
 app.command("plan", epilog=plan_command.EPILOG)(plan_command.plan)
+
+
+app.add_typer(hosts_app, name="hosts")
 
 
 app.command("doctor", epilog=doctor_command.EPILOG)(doctor_command.doctor)

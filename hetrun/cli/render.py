@@ -9,6 +9,7 @@ import functools
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from hetrun.planner.whatif import Comparison
 
 __all__ = [
+    "ask_line",
     "format_bytes",
     "format_percent",
     "format_quantity",
@@ -55,6 +57,7 @@ __all__ = [
     "live_view",
     "print_json",
     "print_text",
+    "say",
     "set_up_logging",
     "show_changes",
     "show_dry_run",
@@ -95,6 +98,17 @@ def print_text(text: str) -> None:
 def print_json(noun: Noun) -> None:
     """Write an object to stdout as the JSON that was saved."""
     _write(store.dumps(noun))
+
+
+def say(text: str) -> None:
+    """Write one line of talk to stderr."""
+    _say(cell(text))
+
+
+def ask_line(question: str) -> str:
+    """Ask a person on the terminal and return what was typed; only where both ends are terminals."""
+    talk().print(cell(question), end="")
+    return sys.stdin.readline().strip()
 
 
 def show_error(error: HetrunError) -> None:

@@ -6,16 +6,14 @@ unescaped `env=`) are never used.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import logging
 import random
 import socket
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from fabric import Config, Connection
 from paramiko import (
@@ -23,16 +21,20 @@ from paramiko import (
     BadHostKeyException,
     Channel,
     ChannelException,
-    MissingHostKeyPolicy,
     PasswordRequiredException,
-    PKey,
-    SSHClient,
     SSHException,
 )
 from paramiko.config import SSHConfig
-from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
-from hetrun.errors import HostError, LostContactError
+from hetrun.errors import AuthError, HostError, HostKeyError, LostContactError
+from hetrun.transport.ssh_keys import (
+    RefuseUnknown,
+    UnknownKeyError,
+    fingerprint,
+    known_name,
+    load_known_hosts,
+    where_known,
+)
 from hetrun.transport.ssh_socket import CONNECT_S, open_socket
 from hetrun.transport.ssh_target import SshTarget, resolve_chain
 
@@ -58,20 +60,6 @@ _CONNECTING_PER_HOP = 8  # below sshd's default MaxStartups of 10
 _gates: defaultdict[tuple[str, int], threading.BoundedSemaphore] = defaultdict(
     lambda: threading.BoundedSemaphore(_CONNECTING_PER_HOP)
 )
-
-
-class _UnknownHostKeyError(SSHException):
-    def __init__(self, key: PKey) -> None:
-        super().__init__("unknown host key")
-        self.key = key
-
-
-class _RefuseUnknown(MissingHostKeyPolicy):
-    """Like paramiko's RejectPolicy, but keeps the key so that the message can show its fingerprint."""
-
-    def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> NoReturn:
-        """Refuse."""
-        raise _UnknownHostKeyError(key)
 
 
 class SshChannel:
@@ -151,6 +139,7 @@ class SshTransport:
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
         self._lock = threading.Lock()
+        self.last_target: SshTarget | None = None
         self._connections: list[Connection] = []  # first hop first; the last one is the host
 
     def open_shell(self) -> SshChannel:
@@ -201,8 +190,14 @@ class SshTransport:
                     self.close()
                     raise
 
+    def connect(self) -> None:
+        """Connect, hop by hop; `last_target` is where it stopped."""
+        with self._lock:
+            self._connect()
+
     def _hop(self, target: SshTarget) -> Connection:
         """Connect to one sshd, through the hop before it if there is one."""
+        self.last_target = target
         sock = self._socket(target)
         connection = Connection(
             host=target.key_alias or target.addr,
@@ -221,8 +216,8 @@ class SshTransport:
                 "key_filename": [str(path) for path in target.identities],
             },
         )
-        connection.client.set_missing_host_key_policy(_RefuseUnknown())
-        _load_known_hosts(connection.client, target)
+        revoked = load_known_hosts(connection.client, target)
+        connection.client.set_missing_host_key_policy(RefuseUnknown(revoked))
         started_s = time.monotonic()
         try:
             connection.open()
@@ -254,28 +249,45 @@ class SshTransport:
         """Turn what paramiko raised into what the user should know."""
         who = "" if target.name == self.spec.name else f"{target.name}: "
         where = f"{target.addr}:{target.port}"
-        if isinstance(error, _UnknownHostKeyError):
-            message = f"host key of {where} is not known: {_fingerprint(error.key)}"
-            hint = (
-                f"compare it with `ssh-keygen -lf` on the host's own /etc/ssh/ssh_host_*_key.pub, "
-                f"then accept it with: {target.ssh_command}"
-            )
-        elif isinstance(error, BadHostKeyException):
+        kind: type[HostError] = HostError
+        if isinstance(error, UnknownKeyError) and (error.known or error.is_revoked):
+            kind = HostKeyError
+            known = ", ".join(map(fingerprint, error.known))
+            what = "is REVOKED:" if error.is_revoked else f"has CHANGED: known is {known}, got"
             message = (
-                f"host key of {where} has CHANGED: known is {_fingerprint(error.expected_key)}, "
-                f"got {_fingerprint(error.key)}; someone may be in between"
+                f"host key of {where} {what} {fingerprint(error.key)}; someone may be in between"
             )
             hint = (
                 "only if the host was set up anew: "
-                f"ssh-keygen -R '{_known_name(target)}'{_where_known(target)}"
+                f"ssh-keygen -R '{known_name(target)}'{where_known(target)}"
+            )
+        elif isinstance(error, UnknownKeyError):
+            kind = HostKeyError
+            message = f"host key of {where} is not known: {fingerprint(error.key)}"
+            hint = (
+                "compare it with `ssh-keygen -lf` on the host's own /etc/ssh/ssh_host_*_key.pub, "
+                "then pin it with: hetrun hosts trust INVENTORY"
+            )
+        elif isinstance(error, BadHostKeyException):
+            kind = HostKeyError
+            message = (
+                f"host key of {where} has CHANGED: known is {fingerprint(error.expected_key)}, "
+                f"got {fingerprint(error.key)}; someone may be in between"
+            )
+            hint = (
+                "only if the host was set up anew: "
+                f"ssh-keygen -R '{known_name(target)}'{where_known(target)}"
             )
         elif isinstance(error, PasswordRequiredException):
+            kind = AuthError
             message = f"a key file for {target.user}@{where} needs its passphrase"
             hint = f"ssh-add {target.identities[0] if target.identities else ''}".strip()
         elif "timeout" in str(error).lower() and isinstance(error, AuthenticationException):
+            kind = AuthError
             message = f"{where} did not decide on the key within {AUTH_S:g} s"
             hint = "its login is slow (directory service, home on a dead share)"
         elif isinstance(error, AuthenticationException) or "No authentication" in str(error):
+            kind = AuthError
             message = f"{where} refused the key of {target.user}"
             hint = f"try: {target.ssh_command.replace('ssh', 'ssh -o BatchMode=yes', 1)} true"
         elif seconds >= BANNER_S - 0.5:
@@ -286,7 +298,7 @@ class SshTransport:
         else:
             message = f"no SSH session with {where}: {str(error) or type(error).__name__}"
             hint = f"try: {target.ssh_command}"
-        return HostError(who + message, hint=hint, host=self.spec.name)
+        return kind(who + message, hint=hint, host=self.spec.name)
 
 
 class _DroppedError(Exception):
@@ -330,53 +342,3 @@ def _await_marker(channel: Channel, host: str) -> bytes:
 def _said(noise: bytes) -> str:
     lines = noise.decode(errors="replace").strip().splitlines()
     return f"; it said {lines[-1][:200]!r}" if lines else ""
-
-
-def _load_known_hosts(client: SSHClient, target: SshTarget) -> None:
-    """Load all files, later ones first in rank; keys marked @revoked are left out wherever they stand."""
-    lines: list[str] = []
-    for path in target.known_hosts:
-        try:
-            lines += path.read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            log.warning("%s: cannot read %s: %s", target.name, path, error.strerror)
-    revoked = {word for line in lines if line.startswith("@revoked") for word in line.split()[2:4]}
-    keys = client.get_host_keys()
-    for line in lines:
-        entry = _entry(line)
-        if entry is not None and entry.key.get_base64() not in revoked:
-            for name in entry.hostnames or []:
-                keys.add(name, entry.key.get_name(), entry.key)
-
-
-def _entry(line: str) -> HostKeyEntry | None:
-    if not line.strip() or line.startswith(("#", "@")):
-        return None
-    try:
-        return HostKeyEntry.from_line(line)
-    except (InvalidHostKey, SSHException):
-        log.warning("not a host key: %s", line[:60])
-        return None
-
-
-def _known_name(target: SshTarget) -> str:
-    if target.key_alias:
-        return target.key_alias
-    return target.addr if target.port == 22 else f"[{target.addr}]:{target.port}"
-
-
-def _where_known(target: SshTarget) -> str:
-    """Say in which file the old key stands, as an argument of ssh-keygen."""
-    name = _known_name(target)
-    for path in reversed(target.known_hosts):
-        with contextlib.suppress(OSError):
-            if name in path.read_text(errors="replace"):
-                return f" -f {path}"
-    return ""
-
-
-def _fingerprint(key: PKey) -> str:
-    digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
-    return f"{key.get_name()} SHA256:{digest}"

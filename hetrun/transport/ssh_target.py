@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,13 @@ def resolve_chain(
     return (*chain, target)
 
 
+def pin_file() -> Path:
+    """Where `hetrun hosts trust` keeps the keys that a person accepted."""
+    config = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path(config) if config.startswith("/") else Path.home() / ".config"
+    return folder / "hetrun" / "known_hosts"
+
+
 def _target(name: str, hop: SshHop, config: SshConfig, pins: tuple[str, ...]) -> SshTarget:
     proxy = _first(config, "proxycommand")
     if proxy and proxy != "none":
@@ -138,7 +146,9 @@ def _target(name: str, hop: SshHop, config: SshConfig, pins: tuple[str, ...]) ->
         user=hop.user or _first(config, "user") or getpass.getuser(),
         key_alias=_first(config, "hostkeyalias"),
         identities=tuple(path for key in keys if (path := Path(key).expanduser()).is_file()),
-        known_hosts=tuple(Path(path).expanduser() for path in (*_known_hosts(config), *pins)),
+        known_hosts=tuple(
+            Path(path).expanduser() for path in (*_known_hosts(config), str(pin_file()), *pins)
+        ),
         use_agent=_first(config, "identitiesonly") != "yes",
     )
 
