@@ -41,6 +41,13 @@ sweep() {
 }
 finish() {
   trap '' HUP INT TERM
+  kill -STOP $watchers # they start nothing more; a child that they just made may have no mark yet
+  for watcher in $watchers; do
+    for file in $(grep -ls "^[0-9]* (.*) [A-Z] $watcher " /proc/[0-9]*/stat); do
+      file=${file%/stat}
+      kill -KILL "${file##*/}"
+    done
+  done
   kill -KILL $watchers
   sweep
   exit "$1"

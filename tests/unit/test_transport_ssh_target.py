@@ -87,10 +87,15 @@ def test_a_missing_key_file_is_named() -> None:
         _chain(HostSpec(name="a1", identity="/nowhere/id"))
 
 
-def test_known_hosts_of_system_user_and_inventory_all_count() -> None:
+def test_known_hosts_of_system_user_hetrun_and_inventory_all_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/own")
     read, _ = _reader(a1="hostname a1\nuserknownhostsfile /u1 /u2\nglobalknownhostsfile none\n")
     (target,) = resolve_chain(HostSpec(name="a1", known_hosts="/pins"), read)  # type: ignore[arg-type]
-    assert target.known_hosts == (Path("/u1"), Path("/u2"), Path("/pins"))
+    assert target.known_hosts == tuple(
+        map(Path, ("/u1", "/u2", "/own/hetrun/known_hosts", "/pins"))
+    )
 
 
 def test_the_command_to_try_names_port_and_user() -> None:
