@@ -42,6 +42,7 @@ class Evidence:
     when_s: float
     what: str
     signal: int | None = None
+    out_of_memory: bool = False
     last_lines: tuple[str, ...] = ()
 
     @property
@@ -114,6 +115,7 @@ class RankProgress:
     state: str  # the kernel's letter: T stopped, D in a driver, S and R alive
     frame: str | None  # "file.py:12 in function", where its main thread is
     waits_for_peers: bool
+    current_step: int | None = None  # that it is inside, where its heartbeat says so
 
 
 def name_hang(ranks: Sequence[RankProgress], silent_s: float, when_s: float) -> list[Evidence]:
@@ -140,6 +142,8 @@ def name_hang(ranks: Sequence[RankProgress], silent_s: float, when_s: float) -> 
 
 
 def _steps(rank: RankProgress) -> int:
+    if rank.current_step is not None:
+        return rank.current_step - 1
     return -1 if rank.last_step is None else rank.last_step
 
 
@@ -148,6 +152,8 @@ def _hang_text(rank: RankProgress, silent_s: float, num_suspects: int) -> str:
     how = states.get(rank.state, "hangs" if num_suspects == 1 else "made no progress")
     if not rank.started:
         where = "before it was ready"
+    elif rank.current_step is not None:
+        where = f"in step {rank.current_step}"
     elif rank.last_step is None:
         where = "in its first step"
     else:

@@ -39,6 +39,7 @@ class Meeting:
     addr: str
     port: int | str
     rdzv_id: str
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +180,7 @@ def host_files(
     """Return everything for one host."""
     spec = plan.hosts[node_rank]
     ranks = ranks_by_host(plan)[spec.name]
-    env = agent_env(plan, spec, nic)
+    env = {**agent_env(plan, spec, nic), "HETRUN_ATTEMPT": str(meeting.attempt)}
     files = {"plan.json": dumps(plan).encode()}
     for rank in ranks:
         text = json.dumps(rank_env(rank, env, secrets), indent=1)

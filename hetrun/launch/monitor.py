@@ -11,7 +11,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import hetrun
 from hetrun.launch.diagnose import Evidence, Kind, RankProgress, main_frame, name_hang
 from hetrun.launch.files import ranks_by_host
 from hetrun.launch.observer import Observer
+from hetrun.launch.patience import Pace
 from hetrun.launch.rundir import Lines, RunDir, clean_line
 from hetrun.model import (
     CheckpointEvent,
@@ -66,9 +67,18 @@ class _Rank:
     host: str
     started: bool = False
     last_step: int | None = None
+    current_step: int | None = None  # from its heartbeat
+    in_step: bool = False
     ended: bool = False
     state: str = "?"
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_DUMP_LINES))
+
+    @property
+    def step(self) -> int | None:
+        """The step that it is in, as far as known."""
+        if self.current_step is not None:
+            return self.current_step
+        return None if not self.started else 0 if self.last_step is None else self.last_step + 1
 
 
 @dataclass(slots=True)
@@ -88,6 +98,8 @@ class Monitor:
     def __init__(self, plan: Plan, run_dir: RunDir, observer: Observer) -> None:
         self.evidence: list[Evidence] = []
         self.warnings: list[str] = []
+        self.checkpoint_step: int | None = None  # of the newest complete one that was written
+        self.pace = Pace()
         self.progressed = False  # something moved since it was last set to False
         self.hosts = {spec.name: _Host() for spec in plan.hosts}
         self.ranks = {rank.rank: _Rank(rank.host) for rank in plan.split.ranks}
@@ -105,6 +117,16 @@ class Monitor:
     def all_started(self) -> bool:
         """Say whether every rank is up."""
         return all(rank.started for rank in self.ranks.values())
+
+    @property
+    def in_steps(self) -> bool:
+        """Say whether every rank that has not ended is inside a step."""
+        return all(rank.in_step for rank in self.ranks.values() if not rank.ended)
+
+    @property
+    def all_ended(self) -> bool:
+        """Say whether every rank did its last step."""
+        return all(rank.ended for rank in self.ranks.values())
 
     @property
     def all_done(self) -> bool:
@@ -125,6 +147,7 @@ class Monitor:
             "note": lambda: self.warn(f"{host}: {meta['what']}"),
             "fault": lambda: self._add(Kind.AGENT, host, str(meta["what"]), when_s=now_s),
             "states": lambda: self._on_states(host, meta),
+            "progress": lambda: self._on_progress(host, meta),
         }
         handler = handlers.get(str(meta["t"]))
         if handler is not None:
@@ -223,6 +246,7 @@ class Monitor:
                 rank.started = True
             case StepEvent():
                 rank.started, rank.last_step = True, event.step
+                self.pace.step_ended(number, event.wall_s)
             case EndEvent():
                 rank.ended = True
             case ErrorEvent():
@@ -231,7 +255,9 @@ class Monitor:
                 self._add(Kind.RAISED, host, what, rank=number, when_s=when_s)
             case WarningEvent():
                 self._on_warning(host, event.message)
-            case TraceEvent() | EvaluationEvent() | CheckpointEvent() | ComparisonEvent():
+            case CheckpointEvent():  # all hosts have their parts of it by then
+                self.checkpoint_step = max(event.step, self.checkpoint_step or 0)
+            case TraceEvent() | EvaluationEvent() | ComparisonEvent():
                 pass
         self._observer.on_event(event)
 
@@ -254,6 +280,8 @@ class Monitor:
         signal = (status or 0) & 0x7F
         when_s = self._ours(host, meta["wall_s"])
         self._add(Kind.DIED, host, what, rank=number, when_s=when_s, signal=signal or None)
+        if meta["oom"]:
+            self.evidence[-1] = replace(self.evidence[-1], out_of_memory=True)
 
     def _on_agent(self, host: str, meta: Meta) -> None:
         found = self.hosts[host]
@@ -278,6 +306,15 @@ class Monitor:
     def _on_states(self, host: str, meta: Meta) -> None:
         for local_rank, state in meta["states"].items():
             self.ranks[self._local[host, int(local_rank)]].state = str(state)
+
+    def _on_progress(self, host: str, meta: Meta) -> None:
+        for number, step, _count, outside in meta["ranks"]:
+            rank = self.ranks[int(number)]
+            if rank.host != host:
+                raise ValueError(f"{host} speaks for rank {number}")
+            rank.current_step = int(step) if step >= 0 else None
+            rank.in_step = not outside
+            self.progressed = True
 
     # Evidence.
 
@@ -311,6 +348,7 @@ class Monitor:
             rank=number,
             started=rank.started,
             last_step=rank.last_step,
+            current_step=rank.current_step if rank.in_step else None,
             state=rank.state,
             frame=f"{Path(frame[0]).name}:{frame[1]} in {frame[2]}" if frame else None,
             waits_for_peers=frame is not None and waits_for_peers(*frame),

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from hetrun.arch import need_trainable
 from hetrun.errors import ExitCode, HetrunError, StorageError
+from hetrun.launch.attempts import Attempts
 from hetrun.launch.check import check_plan
 from hetrun.launch.diagnose import Evidence, Kind, root_first, to_failure
 from hetrun.launch.files import WORKER, HostFiles, Meeting, host_files, read_secrets
 from hetrun.launch.hosts import Hosts
 from hetrun.launch.monitor import Monitor
 from hetrun.launch.observer import Observer
+from hetrun.launch.restart import Ending
 from hetrun.launch.rundir import RunDir
 from hetrun.launch.supervise import Interrupted, Signals, Supervisor
 from hetrun.launch.wants import wants_of
@@ -58,14 +60,18 @@ class Run:
         self._monitor = Monitor(plan, run_dir, observer)
         self._skipped: tuple[str, ...] = ()
         self._has_outcome = False
+        self._attempt = 1
+        self.ending = Ending(exit_code=ExitCode.INTERNAL)  # until there is one
 
-    def run(self, hidden: Mapping[str, str], skip: tuple[str, ...] = ()) -> RunOutcome:
+    def run(
+        self, hidden: Mapping[str, str], skip: tuple[str, ...] = (), attempt: int = 1
+    ) -> RunOutcome:
         """Do all of it; launch.json is there afterwards, whatever happened.
 
         Raises:
             HetrunError: the run did not get to start, or its folder cannot be written.
         """
-        self._skipped = skip
+        self._skipped, self._attempt = skip, attempt
         try:
             with one_connection_per_host():
                 return self._run(hidden)
@@ -85,11 +91,13 @@ class Run:
                 limits=self._plan.recipe.launch,
                 signals=self._signals,
                 observer=self._observer,
+                saves=self._plan.recipe.checkpoint is not None,
             )
             hosts.start(files)
             supervisor.follow()
             self._say_goodbye(hosts, supervisor)
         except Interrupted:
+            self.ending = Ending(exit_code=self._signals.exit_code)
             return self._finish(self._interrupted())
         except HetrunError as error:
             with suppress(StorageError):  # the error that is raised says more
@@ -128,7 +136,12 @@ class Run:
         addr = ready[self._plan.hosts[0].name].addr
         if addr is None:
             raise ValueError("host 0 has no data address")
-        meeting = Meeting(addr=addr, port=hosts.free_port(addr), rdzv_id=secrets.token_hex(16))
+        meeting = Meeting(
+            addr=addr,
+            port=hosts.free_port(addr),
+            rdzv_id=secrets.token_hex(16),
+            attempt=self._attempt,
+        )
         return {
             spec.name: host_files(
                 self._plan,
@@ -171,8 +184,22 @@ class Run:
         not_clean = supervisor.not_clean()
         if not_clean and code in (ExitCode.DONE, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             code = ExitCode.NOT_CLEAN
+        self.ending = self._ending(code, pieces, unsure=bool(not_clean))
         return self._blank(
             code, status, tuple(self._with_lines(piece) for piece in pieces), not_clean
+        )
+
+    def _ending(self, code: ExitCode, pieces: tuple[Evidence, ...], *, unsure: bool) -> Ending:
+        root = pieces[0] if pieces else None
+        rank = root.rank if root else None
+        return Ending(
+            exit_code=code,
+            kind=root.kind if root else None,
+            what=root.what if root else "",
+            step=None if rank is None else self._monitor.ranks[rank].step,
+            out_of_memory=any(piece.out_of_memory for piece in pieces),
+            unsure=unsure,
+            checkpoint_step=self._monitor.checkpoint_step,
         )
 
     def _verdict(
@@ -180,7 +207,7 @@ class Run:
     ) -> tuple[ExitCode, str]:
         if supervisor.storage_error is not None:
             return supervisor.storage_error.exit_code, "failed"
-        if self._signals.count and not pieces:
+        if self._signals.count and not pieces and not self._monitor.all_ended:
             return self._signals.exit_code, "interrupted"
         if not pieces:
             return ExitCode.DONE, "done"
@@ -271,5 +298,9 @@ def launch(
     with Signals() as signals:
         now = datetime.now()  # noqa: DTZ005  the folder's name is for people, in their own time
         run_dir = RunDir(run_root, plan.recipe.name, now, hidden.values())
-        run = Run(plan, run_dir, observer, signals=signals, code=code or WorkerCode())
-        return run.run(hidden, skip)
+
+        def attempt(number: int) -> tuple[RunOutcome, Ending]:
+            run = Run(plan, run_dir, observer, signals=signals, code=code or WorkerCode())
+            return run.run(hidden, skip, number), run.ending
+
+        return Attempts(plan, run_dir, observer, signals).run(attempt)

@@ -91,6 +91,26 @@ class RunDir:
             line = line.replace(secret, stars)
         return line
 
+    def begin_again(self, number: int | None) -> None:
+        """Make room for another attempt; what attempt `number` left is kept aside, without one it is dropped.
+
+        Raises:
+            StorageError: the disk is full, or the folder is gone.
+        """
+        self.close()
+        try:
+            if number is None:
+                (self.path / "launch.json").unlink(missing_ok=True)
+            else:
+                aside = self.path / "attempts" / str(number)
+                aside.mkdir(parents=True)
+                for name in ("events", "launch.json"):
+                    (self.path / name).rename(aside / name)
+                (self.path / "events").mkdir()
+            self._reserve.write_bytes(bytes(_RESERVE))
+        except OSError as error:
+            raise self._fault(error) from error
+
     def close(self) -> None:
         """Close all files; a later line opens its file again."""
         while self._files:

@@ -18,6 +18,7 @@ from hetrun.launch.diagnose import Kind, root_first
 from hetrun.launch.hosts import Heard, Hosts
 from hetrun.launch.monitor import Monitor
 from hetrun.launch.observer import Observer
+from hetrun.launch.patience import hang_limit_s
 from hetrun.model import LaunchSpec
 from hetrun.transport.jobs import PING_S
 
@@ -28,6 +29,7 @@ _SETTLE_S = 1.0  # for the cause to be seen when all that is known is a lost con
 _DUMP_S = 1.5  # for tracebacks of a hang to arrive
 _CONFIRM_S = 12.0  # after the grace, for hosts to say that nothing is left
 _MAX_AT_A_TIME = 500
+_COUNT_EVERY_S = 5.0
 
 
 class Interrupted(Exception):  # noqa: N818  a way to leave, not an error
@@ -83,13 +85,16 @@ class Supervisor:
         limits: LaunchSpec,
         signals: Signals,
         observer: Observer,
+        saves: bool = False,
     ) -> None:
+        """`saves` says that ranks which are asked to end save a checkpoint first."""
         self.storage_error: StorageError | None = None
         self._hosts = hosts
         self._monitor = monitor
         self._limits = limits
         self._signals = signals
         self._observer = observer
+        self._saves = saves
         self._lost: set[str] = set()
         self._sent_s: dict[int, float] = {}
         self._heard_s = {host: time.monotonic() for host in monitor.hosts}
@@ -101,7 +106,7 @@ class Supervisor:
         reason = self._watch()
         if not self._monitor.all_done or reason:
             log.info("stopping: %s", reason)
-            self._stop()
+            self._stop(save=reason == "signal" and self._saves)
         self._monitor.flush()
 
     def _watch(self) -> str:
@@ -124,9 +129,12 @@ class Supervisor:
 
     @property
     def _patience_s(self) -> float:
-        if self._monitor.all_started:
-            return self._limits.step_timeout_s
-        return self._limits.start_timeout_s
+        return hang_limit_s(
+            self._limits,
+            all_started=self._monitor.all_started,
+            in_steps=self._monitor.in_steps,
+            step_s=self._monitor.pace.step_s,
+        )
 
     def _turn(self) -> None:
         """Take what came, ping, look for silent hosts."""
@@ -207,17 +215,40 @@ class Supervisor:
         while time.monotonic() < deadline_s:
             self._turn()
 
-    def _stop(self) -> None:
+    def _save_first(self) -> None:
+        """Let the ranks finish their step and save it; the countdown ends early at a second signal."""
+        self._hosts.tell(lambda job: job.signal_ranks(signal.SIGTERM), but=self._gone())
+        deadline_s = time.monotonic() + self._limits.save_grace_s
+        said_s = float("inf")
+        while (left_s := deadline_s - time.monotonic()) > 0 and self._signals.count < 2:
+            if len(self._gone()) == len(self._monitor.hosts):
+                return
+            if said_s - left_s >= _COUNT_EVERY_S:
+                said_s = left_s
+                self._say_all(
+                    f"saving a checkpoint, stopping in {left_s:.0f} s at the latest; again to stop at once"
+                )
+            self._turn()
+
+    def _say_all(self, text: str) -> None:
+        for host in self._monitor.hosts:
+            if host not in self._gone():
+                self._observer.on_status(host, text)
+
+    def _stop(self, *, save: bool) -> None:
         """End everything everywhere, and listen until all hosts say that nothing is left."""
         known = len(self._monitor.evidence)
         stopped_s = time.time()
+        if save:
+            self._save_first()
         grace_s = 0.0 if self._signals.count > 1 else self._limits.stop_grace_s
-        for host in self._monitor.hosts:
-            if host not in self._gone():
-                self._observer.on_status(host, "stopping")
+        self._say_all("stopping")
         self._hosts.tell(lambda job: job.stop(grace_s), but=self._gone())
         deadline_s = time.monotonic() + grace_s + _CONFIRM_S
         while time.monotonic() < deadline_s and len(self._gone()) < len(self._monitor.hosts):
+            if self._signals.count > 2:
+                self._say_all("left alone: it stops by itself once it sees that nobody listens")
+                break
             self._turn()
             if self._signals.count > 1 and grace_s:
                 grace_s = 0.0

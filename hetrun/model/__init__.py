@@ -62,6 +62,7 @@ from hetrun.model.profile import (
     RunTiming,
 )
 from hetrun.model.recipe import (
+    UNHURRIED_S,
     CheckpointSpec,
     DataKind,
     DataSpec,
@@ -88,6 +89,7 @@ from hetrun.model.run import (
     Pacing,
     RankTrace,
     RankUse,
+    Restart,
     RunOutcome,
     RunReport,
     Span,
@@ -102,6 +104,7 @@ __all__ = [
     "GIB",
     "MIB",
     "SCHEMA_VERSION",
+    "UNHURRIED_S",
     "Baseline",
     "CheckedHost",
     "CheckpointEvent",
@@ -161,6 +164,7 @@ __all__ = [
     "RdmaNic",
     "Recipe",
     "ReplicaPlan",
+    "Restart",
     "Role",
     "RowTiming",
     "RunOutcome",

@@ -13,6 +13,9 @@ MAX_STEPS = 10**9
 MAX_BATCH_ROWS = 1 << 20
 
 
+UNHURRIED_S = 300.0  # without movement, where nothing says how long a step takes
+
+
 class DataKind(str, Enum):
     """Where training text comes from."""
 
@@ -191,16 +194,24 @@ class LaunchSpec(Noun):
     """How a run is started and watched. `env` goes to every rank; `secrets` names variables of the controller."""
 
     start_timeout_s: float = 120.0
-    step_timeout_s: float = 300.0  # no progress on any rank for so long is a hang
+    step_timeout_s: float | None = (
+        None  # no progress on any rank for so long is a hang; None: 60 s or 5 steps
+    )
     lease_s: float = 15.0  # a host that hears nothing for so long stops its ranks
     stop_grace_s: float = 5.0
+    save_grace_s: float = 60.0  # after the first Ctrl-C, for the step and its checkpoint
+    max_restarts: int = 3  # from the newest checkpoint, after a failure; only with `checkpoint`
+    host_wait_s: float = 120.0  # before a restart, for a host that was lost
     pace: float | None = None  # emulated chips: real seconds per modelled one; None: as they come
     env: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what in ("start_timeout_s", "step_timeout_s", "stop_grace_s"):
-            need(getattr(self, what) > 0, f"launch: {what} {getattr(self, what)}, need more than 0")
+        for what in ("start_timeout_s", "step_timeout_s", "stop_grace_s", "save_grace_s"):
+            value = getattr(self, what)
+            need(value is None or value > 0, f"launch: {what} {value}, need more than 0")
+        for what in ("max_restarts", "host_wait_s"):
+            need(getattr(self, what) >= 0, f"launch: {what} {getattr(self, what)}, need 0 or more")
         need(self.pace is None or self.pace > 0, f"launch: pace {self.pace}, need more than 0")
         need(5 <= self.lease_s <= 3600, f"launch: lease_s {self.lease_s}, need 5 to 3600")
         for key in (*self.env, *self.secrets):

@@ -195,6 +195,17 @@ class Failure(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restart(Noun):
+    """One restart of a run: what ended the attempt before, and the newest checkpoint that this launch had written by then."""
+
+    number: int  # 1 is the first restart
+    when_s: float
+    exit_code: int  # as it would have been without a restart
+    failure: Failure | None  # its root cause
+    checkpoint_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome(Noun):
     """launch.json in the run directory; the first failure is the root cause, the rest followed."""
 
@@ -204,11 +215,12 @@ class RunOutcome(Noun):
     started: str  # ISO 8601, UTC
     wall_s: float
     exit_code: int
-    status: str  # "done", "failed", "interrupted", "lost contact", "hang"
+    status: str  # "done", "failed", "interrupted", "lost contact", "hang", "no progress"
     failures: tuple[Failure, ...] = ()
     warnings: tuple[str, ...] = ()
     not_clean: tuple[str, ...] = ()  # hosts that could not be confirmed empty
     skipped: tuple[str, ...] = ()  # checks of preflight that the user asked to pass over
+    restarts: tuple[Restart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

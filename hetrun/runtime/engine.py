@@ -6,7 +6,7 @@ block: they are waited for at the end of the step. What gradients become is left
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -88,11 +88,13 @@ class Timeline:
 
     clock: Clock
     spans: list[Span] = field(default_factory=list)
+    tick: Callable[[], None] = lambda: None  # told whenever an action ends
 
     def close_span(self, kind: str, microbatch: int | None, start_s: float) -> None:
         """Record an action that ends now."""
         end_s = self.clock.now_s()
         self.spans.append(Span(kind=kind, microbatch=microbatch, start_s=start_s, end_s=end_s))
+        self.tick()
 
     def seconds(self, *kinds: str) -> float:
         """Time spent in actions of these kinds."""

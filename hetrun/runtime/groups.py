@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hetrun.arch import BYTES_PER_PARAMETER
-from hetrun.model import Plan, RankPlan, StagePlan
+from hetrun.model import UNHURRIED_S, Plan, RankPlan, StagePlan
 from hetrun.runtime.boundary import Receiver, Route, Sender
 from hetrun.runtime.engine import Neighbours
 from hetrun.runtime.network import Stage
@@ -49,7 +49,8 @@ def collective_timeout(plan: Plan) -> timedelta:
     Twenty planned steps where the plan's seconds are real; the recipe's own limit where they are modelled.
     """
     if plan.emulated:
-        return timedelta(seconds=max(_MIN_TIMEOUT_S, plan.recipe.launch.step_timeout_s))
+        limit_s = plan.recipe.launch.step_timeout_s or UNHURRIED_S
+        return timedelta(seconds=max(_MIN_TIMEOUT_S, limit_s))
     return timedelta(seconds=max(_MIN_TIMEOUT_S, _STEPS_OF_PATIENCE * plan.split.cost.step_s))
 
 

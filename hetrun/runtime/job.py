@@ -33,6 +33,11 @@ def events_path(job_dir: Path, rank: int) -> Path:
     return job_dir / "events" / f"rank-{rank:04d}.jsonl"
 
 
+def progress_path(job_dir: Path, rank: int) -> Path:
+    """Where the worker says how far one rank is."""
+    return job_dir / "progress" / f"rank-{rank:04d}"
+
+
 def data_cache(job_dir: Path) -> Path:
     """Where this host keeps prepared data: beside the folder of all jobs, so that it outlives this one."""
     jobs = job_dir.resolve().parent

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from hetrun.runtime.data import TokenStream, open_stream
 from hetrun.runtime.device import local_index, open_device
 from hetrun.runtime.evaluate import is_due
 from hetrun.runtime.groups import collective_timeout
+from hetrun.runtime.heartbeat import Heartbeat
 from hetrun.runtime.hf_model import need_transformers
 from hetrun.runtime.prepare import Cache
 from hetrun.runtime.trainer import Trainer
@@ -37,6 +38,7 @@ class Hooks:
     write: Callable[[Event], None]
     before_step: Callable[[int], None] = lambda step: None  # told the number of each step
     stop_wanted: Callable[[], bool] = lambda: False  # save and end after this step
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 
 def meet(plan: Plan) -> dist.Store:
@@ -100,8 +102,10 @@ def train(trainer: Trainer, hooks: Hooks, checkpoints: Checkpoints | None = None
     write = hooks.write
     for number in range(first, steps):
         hooks.before_step(number)
-        result = trainer.step(number, stop_wanted=hooks.stop_wanted)
+        hooks.heartbeat.step(number)
+        result = trainer.step(number, stop_wanted=hooks.stop_wanted, tick=hooks.heartbeat.tick)
         write(result.event)
+        hooks.heartbeat.outside()
         if drift.is_due(trainer.plan.recipe.train, number):
             for event in trainer.compare(number):
                 write(event)

@@ -120,8 +120,14 @@ class Trainer:
         self._planned_update_s = planned_update_s(plan)
         self._shared = drift.shared_parts(self._sync.buckets, self.stage.units())
 
-    def step(self, number: int, *, stop_wanted: Callable[[], bool] = lambda: False) -> StepResult:
-        """Run one optimizer step on rows [number * G, (number + 1) * G) of the stream."""
+    def step(
+        self,
+        number: int,
+        *,
+        stop_wanted: Callable[[], bool] = lambda: False,
+        tick: Callable[[], None] = lambda: None,
+    ) -> StepResult:
+        """Run one optimizer step on rows [number * G, (number + 1) * G) of the stream; `tick` hears of each action."""
         train = self.plan.recipe.train
         batch_start = number * train.global_batch_rows
         num_tokens = self._stream.num_valid_tokens(batch_start, train.global_batch_rows)
@@ -129,7 +135,7 @@ class Trainer:
         learning_rate = learning_rate_at(train, number)
         clock = self._clock
         clock.start_step()
-        timeline = Timeline(clock)
+        timeline = Timeline(clock, tick=tick)
         loss = self._engine.run(microbatches, timeline)
         computed_s = clock.now_s()
         self._sync.reduce(timeline)

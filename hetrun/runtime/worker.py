@@ -27,7 +27,8 @@ from hetrun.arch import need_trainable
 from hetrun.errors import ConfigError, HetrunError, StorageError
 from hetrun.model import Plan, RankPlan
 from hetrun.runtime.events import EventWriter, error_event
-from hetrun.runtime.job import data_cache, events_path, read_env, read_plan
+from hetrun.runtime.heartbeat import Heartbeat
+from hetrun.runtime.job import data_cache, events_path, progress_path, read_env, read_plan
 from hetrun.runtime.process import Stop, die_with_parent, leave
 
 log = logging.getLogger(__name__)
@@ -207,6 +208,7 @@ def _run(job_dir: Path, last_words: LastWords) -> None:
             write=last_words.events.write,
             before_step=before_step,
             stop_wanted=stop.is_wanted,
+            heartbeat=Heartbeat(progress_path(job_dir, rank)),
         ),
     )
     if not is_done:

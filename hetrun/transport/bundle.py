@@ -58,7 +58,15 @@ def _worker_files() -> dict[str, bytes]:
 
 def guard_sources() -> list[tuple[str, str]]:
     """(module name, source) of the guard, in the order of their imports."""
-    names = ("guard_frames", "guard_host", "guard_proc", "guard_logs", "guard_init", "guard")
+    names = (
+        "guard_frames",
+        "guard_host",
+        "guard_proc",
+        "guard_logs",
+        "guard_progress",
+        "guard_init",
+        "guard",
+    )
     folder = Path(__file__).parent
     return [
         (f"hetrun.transport.{name}", (folder / f"{name}.py").read_text(encoding="utf-8"))

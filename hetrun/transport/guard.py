@@ -34,6 +34,7 @@ from hetrun.transport.guard_host import (
 from hetrun.transport.guard_init import SUBREAPER, Agent, Job, adopt_orphans, modes
 from hetrun.transport.guard_logs import Cap
 from hetrun.transport.guard_proc import descendants
+from hetrun.transport.guard_progress import Progress
 
 _POLL_S = 0.05
 _CHUNK = 1 << 16
@@ -99,6 +100,7 @@ class Guard:
         self._agent: Agent | None = None
         self._ranks: list[int] = []
         self._tails: dict[str, _Tail] = {}
+        self._progress: Progress | None = None
         self._leave = False
         self._ended = False
         self._keep = True
@@ -213,6 +215,7 @@ class Guard:
         for rank in self._ranks:
             name = f"events/rank-{rank:04}.jsonl"
             self._tails[name] = _Tail(self._inside(name), name, lossy=False)
+        self._progress = Progress(self._inside("progress"), self._ranks)
         self._try_next_mode()
 
     def _on_ping(self, meta: Meta, _: bytes) -> None:
@@ -322,6 +325,9 @@ class Guard:
     def _pump(self) -> int:
         """Queue one piece of each file; return how many had one."""
         self._find_logs()
+        moved = self._progress.news(time.monotonic()) if self._progress else []
+        if moved:
+            self._say({"t": "progress", "ranks": moved})
         pieces = [piece for tail in self._tails.values() if (piece := tail.read())]
         for meta, data in pieces:
             self._say(meta, data)

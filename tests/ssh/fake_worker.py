@@ -2,6 +2,8 @@
 
 Shipped to the hosts by the tests. `HETRUN_FAKE="<what>:<rank>:<step>"`, several with commas; steps take 0.1 s, and
 each waits for all other ranks at a TCP store of its own kind: a file per rank and step in HETRUN_FAKE_MEET.
+A fault hits the first attempt; "<what>:<rank>:<step>:*" hits all. HETRUN_FAKE_SAVE_EVERY=n saves the number of the step to go on
+from, every n steps and when SIGTERM comes; HETRUN_FAKE_BEATS=1 writes heartbeats.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import ctypes
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -30,7 +33,16 @@ class Rank:
         env = json.loads((folder / "env" / f"rank-{self.rank:04}.json").read_text())
         os.environ.update(env)
         self.host = env["HETRUN_HOST"]
+        self.attempt = int(os.environ["HETRUN_ATTEMPT"])
         self.meet = Path(os.environ["HETRUN_FAKE_MEET"])
+        if self.attempt > 1:
+            self.meet /= f"attempt-{self.attempt}"
+            self.meet.mkdir(exist_ok=True)
+        self.saves = os.environ.get("HETRUN_FAKE_SAVE_EVERY", "")
+        self.saved = self.meet.parent / "saved" if self.attempt > 1 else self.meet / "saved"
+        self.stop = 0
+        self.progress = folder / "progress" / f"rank-{self.rank:04}"
+        self.progress.parent.mkdir(exist_ok=True)
         self.file = (folder / "events" / f"rank-{self.rank:04}.jsonl").open("w")
         self.step: int | None = None
 
@@ -51,12 +63,20 @@ class Rank:
             time.sleep(0.005)
 
     def run(self) -> None:
+        if self.saves:
+            signal.signal(signal.SIGTERM, self.on_sigterm)
         self.barrier("start")
         self.event("start", host=self.host, pid=os.getpid(), torch_version="none", device="cpu")
         say(f"rank {self.rank} on {self.host} is up")
-        for self.step in range(NUM_STEPS):
+        first = int(self.saved.read_text()) if self.saves and self.saved.exists() else 0
+        say(f"goes on at step {first}")
+        self.barrier("loaded")
+        for self.step in range(first, NUM_STEPS):
+            self.beat(self.step)
             self.fault(self.step)
             time.sleep(0.1)
+            if self.stop:
+                (self.meet / f"step{self.step}stop-{self.rank}").touch()
             self.barrier(f"step{self.step}")
             self.event(
                 "step",
@@ -70,12 +90,32 @@ class Rank:
                 grad_norm=1.0,
                 learning_rate=0.1,
             )
+            stop = self.saves and any(self.meet.glob(f"step{self.step}stop-*"))
+            if self.saves and (stop or (self.step + 1) % int(self.saves) == 0):
+                self.save(self.step + 1)
+            if stop:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTERM)
         self.event("end", steps=NUM_STEPS, parameters_sha="0")
+
+    def on_sigterm(self, number: int, _: object) -> None:
+        self.stop = number
+
+    def save(self, step: int) -> None:
+        if self.rank == 0:
+            self.saved.write_text(str(step))
+        self.barrier(f"save{step}")
+        self.event("checkpoint", step=step, blocked_s=0.0, saved_s=0.0, num_bytes=1)
+
+    def beat(self, step: int) -> None:
+        if os.environ.get("HETRUN_FAKE_BEATS"):
+            self.progress.write_bytes(struct.pack("<qqq", step, step + 1, 0))
 
     def fault(self, step: int) -> None:
         for item in os.environ.get("HETRUN_FAKE", "").split(","):
             what, _, where = item.partition(":")
-            if where == f"{self.rank}:{step}":
+            here = f"{self.rank}:{step}"
+            if where == f"{here}:*" or (where == here and self.attempt == 1):
                 getattr(self, f"do_{what}")()
 
     def do_raise(self) -> None:

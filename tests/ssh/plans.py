@@ -73,6 +73,7 @@ def make_plan(hosts: Sequence[tuple[HostSpec, int]], device: str = "cpu", **laun
                 )
             )
     num_ranks = len(ranks)
+    checkpoint = launch.pop("checkpoint", None)
     stages = tuple(_stage(number, num_ranks) for number in range(num_ranks))
     replica = ReplicaPlan(first_row=0, microbatch_rows=1, num_microbatches=4, stages=stages)
     cost = Cost(step_s=1, compute_s=1, bubble_s=0, p2p_s=0, sync_s=0, optimizer_s=0)
@@ -85,6 +86,7 @@ def make_plan(hosts: Sequence[tuple[HostSpec, int]], device: str = "cpu", **laun
         data=DataSpec(seq_len=16),
         train=TrainSpec(steps=5, global_batch_rows=4),
         launch=LaunchSpec(**{"stop_grace_s": 2.0, "start_timeout_s": 50.0, **launch}),
+        checkpoint=checkpoint,
     )
     return Plan(
         created="2030-01-01T00:00:00+00:00",

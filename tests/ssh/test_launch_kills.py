@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from hetrun import store
-from hetrun.model import Plan, RunOutcome
-from tests.ssh.lab import Lab, LabHost, die_with_parent
+from hetrun.model import Plan
+from tests.ssh.controller_process import Controller
+from tests.ssh.lab import Lab, LabHost
 from tests.ssh.launches import (
     GONE_S,
     LONG,
@@ -23,39 +21,10 @@ from tests.ssh.launches import (
     job_pids,
     lab_plan,
     launch_fake,
-    run_dir,
 )
 from tests.ssh.plans import fake_env, make_plan
 
 pytestmark = pytest.mark.ssh
-REPOSITORY = Path(__file__).parents[2]
-
-
-class Controller:
-    """A launch in a process of its own."""
-
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        store.save(plan, folder / "plan.json")
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ssh.controller", "plan.json", "runs"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            preexec_fn=die_with_parent,
-        )
-
-    def wait_for(self, text: str) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if text in line:
-                return
-        raise AssertionError(f"the controller ended without {text!r}")
-
-    def outcome(self) -> RunOutcome:
-        return store.load(RunOutcome, run_dir(self.folder) / "launch.json")
 
 
 @pytest.fixture
@@ -68,10 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[Plan], Controller]]:
 
     yield start
     for controller in started:
-        controller.process.kill()
-        controller.process.wait(timeout=GONE_S)
-        assert controller.process.stdout is not None
-        controller.process.stdout.close()
+        controller.end()
 
 
 Start = Callable[[Plan], Controller]

@@ -63,6 +63,7 @@ def test_host_and_recipe_override_our_variables_in_this_order() -> None:
         "X": "of recipe",
         "HETRUN_HOST": "a1",
         "HETRUN_PLAN_SHA": plan_sha(plan),
+        "HETRUN_ATTEMPT": "1",
     }
     two = host_files(plan, 1, meeting=MEETING, nic="eth0", secrets={})
     assert (two.env["OMP_NUM_THREADS"], two.env["NCCL_SOCKET_IFNAME"]) == ("4", "=eth0")

@@ -27,7 +27,10 @@ def test_real_plan_waits_twenty_steps_but_a_minute(step_s: float, timeout_s: flo
 
 def test_emulated_plan_waits_as_the_recipe_says() -> None:
     plan = _with_step(make_plan(PIPELINES), 1e6)  # modelled seconds say nothing of real ones
-    assert collective_timeout(plan).total_seconds() == plan.recipe.launch.step_timeout_s == 300
+    assert collective_timeout(plan).total_seconds() == 300
+    launch = replace(plan.recipe.launch, step_timeout_s=400.0)
+    plan = replace(plan, recipe=replace(plan.recipe, launch=launch))
+    assert collective_timeout(plan).total_seconds() == 400
 
 
 def _rank(rank: int, **changes: object) -> RankPlan:
