@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hetrun.errors import ConfigError
-from hetrun.model import DataKind, HostSpec, Plan, RankPlan, Recipe, plan_sha
+from hetrun.model import Connection, DataKind, HostSpec, Plan, RankPlan, Recipe, plan_sha
 from hetrun.store import dumps
+from hetrun.transport import OPEN_SHELL
 from hetrun.transport.jobs import JOB_FOLDER
+from hetrun.vendors import all_vendors
 
 WORKER = "hetrun.runtime.worker"
 HIDDEN = "***"
+_MAX_SECRET = 1 << 16
 
 # Recipe and inventory may set any of these themselves.
 _DEFAULTS = {
@@ -62,13 +67,16 @@ class HostCommand:
     argv: tuple[str, ...]
     env: dict[str, str]
     rank_env: dict[str, dict[str, str]]  # by rank; what is not in env
-    files: dict[str, str]  # path below the job's folder -> sha256
+    files: dict[
+        str, str
+    ]  # path below the job's folder -> sha256, hidden where secrets would go into it
+    opened_by: str  # how the interpreter is found there
 
     def __str__(self) -> str:
         ranks = f"ranks {self.ranks[0]}-{self.ranks[-1]}" if self.ranks[1:] else "rank 0"
         if len(self.ranks) == 1:
             ranks = f"rank {self.ranks[0]}"
-        lines = [f"{self.host} ({ranks})"]
+        lines = [f"{self.host} ({ranks})", f"  shell {self.opened_by}"]
         lines += [f"  env   {key}={value}" for key, value in self.env.items()]
         for rank, env in self.rank_env.items():
             lines += [f"  env   of rank {rank}: {key}={value}" for key, value in env.items()]
@@ -99,18 +107,36 @@ def ranks_by_host(plan: Plan) -> dict[str, tuple[RankPlan, ...]]:
 
 
 def read_secrets(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of the recipe's secrets.
+    """Return the values of the recipe's secrets: of the variable NAME here, else of the file that NAME_FILE names.
 
     Raises:
-        ConfigError: one is not set where hetrun runs.
+        ConfigError: one is not set where hetrun runs, or its file cannot be read or is open to others.
     """
-    missing = [name for name in plan.recipe.launch.secrets if name not in environ]
-    if missing:
+    return {name: _secret(name, environ) for name in plan.recipe.launch.secrets}
+
+
+def _secret(name: str, environ: Mapping[str, str]) -> str:
+    if name in environ:
+        return environ[name]
+    path = Path(environ.get(f"{name}_FILE", ""))
+    if f"{name}_FILE" not in environ:
         raise ConfigError(
-            f"secret {missing[0]} is not set in the environment",
-            hint=f"export {missing[0]}=..., or take it out of launch.secrets in the recipe",
+            f"secret {name} is not set in the environment",
+            hint=f"export {name}=... or {name}_FILE=<path>, or take it out of launch.secrets in the recipe",
         )
-    return {name: environ[name] for name in plan.recipe.launch.secrets}
+    try:
+        mode = path.stat().st_mode
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"secret {name}: {path} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"secret {name}: others may read {path} (mode {mode & 0o777:o})",
+            hint=f"chmod 600 {path}",
+        )
+    if b"\0" in data or len(data) > _MAX_SECRET:
+        raise ConfigError(f"secret {name}: {path} holds no value of a variable")
+    return os.fsdecode(data.removesuffix(b"\n"))
 
 
 def torchrun_args(
@@ -130,7 +156,6 @@ def torchrun_args(
         "--rdzv-backend=static",
         f"--master-addr={meeting.addr}",
         f"--master-port={meeting.port}",
-        f"--rdzv-id={meeting.rdzv_id}",
         f"--rdzv-conf=timeout={timeout_s}",
         "--max-restarts=0",
         f"--log-dir={JOB_FOLDER}/logs",
@@ -142,8 +167,10 @@ def torchrun_args(
     )
 
 
-def agent_env(plan: Plan, spec: HostSpec, nic: str | None) -> dict[str, str]:
+def agent_env(plan: Plan, spec: HostSpec, nic: str | None, meeting: Meeting) -> dict[str, str]:
     """Return the variables that all ranks of a host share: ours, then the host's, then the recipe's.
+
+    The id of the rendezvous is one of them: process lists show arguments to every user of the host.
 
     NIC names differ between hosts, so each gets its own; `=` asks for exactly this name.
     """
@@ -155,17 +182,22 @@ def agent_env(plan: Plan, spec: HostSpec, nic: str | None) -> dict[str, str]:
         **plan.recipe.launch.env,
         "HETRUN_HOST": spec.name,
         "HETRUN_PLAN_SHA": plan_sha(plan),
+        "PET_RDZV_ID": meeting.rdzv_id,  # torchrun's --rdzv-id
     }
 
 
 def rank_env(
-    rank: RankPlan, shared: Mapping[str, str], secrets: Mapping[str, str]
+    rank: RankPlan, shared: Mapping[str, str], secrets: Mapping[str, str], nic: str | None
 ) -> dict[str, str]:
-    """Return all variables of one rank."""
+    """Return all variables of one rank: its device, and the interface in the words of its vendor's library."""
     device = {}
     if rank.visible_env is not None and rank.visible_id is not None:
         device[rank.visible_env] = rank.visible_id
-    return {"OMP_NUM_THREADS": str(rank.num_threads), **rank.env, **shared, **device, **secrets}
+    vendor = None if rank.emulated else all_vendors().get(rank.vendor)
+    words = vendor.nic_env if vendor is not None and nic is not None else {}
+    nics = {name: word.replace("{nic}", nic or "") for name, word in words.items()}
+    threads = {"OMP_NUM_THREADS": str(rank.num_threads)}
+    return {**threads, **nics, **rank.env, **shared, **device, **secrets}
 
 
 def host_files(
@@ -180,10 +212,10 @@ def host_files(
     """Return everything for one host."""
     spec = plan.hosts[node_rank]
     ranks = ranks_by_host(plan)[spec.name]
-    env = {**agent_env(plan, spec, nic), "HETRUN_ATTEMPT": str(meeting.attempt)}
+    env = {**agent_env(plan, spec, nic, meeting), "HETRUN_ATTEMPT": str(meeting.attempt)}
     files = {"plan.json": dumps(plan).encode()}
     for rank in ranks:
-        text = json.dumps(rank_env(rank, env, secrets), indent=1)
+        text = json.dumps(rank_env(rank, env, secrets, nic), indent=1)
         files[f"env/rank-{rank.rank:04}.json"] = text.encode()
     return HostFiles(
         host=spec.name,
@@ -194,6 +226,13 @@ def host_files(
     )
 
 
+def shell_line(spec: HostSpec) -> str:
+    """Return in words of a shell what becomes of the one command that SSH is given."""
+    activate = f". {shlex.quote(spec.activate)} && " if spec.activate else ""
+    opened = "/bin/sh" if spec.connection is Connection.LOCAL else OPEN_SHELL
+    return f"{opened} (then, on its stdin:) {activate}exec {shlex.quote(spec.python)} -I"
+
+
 def host_command(plan: Plan, node_rank: int, *, meeting: Meeting, nic: str) -> HostCommand:
     """Return what a dry run shows of one host."""
     spec = plan.hosts[node_rank]
@@ -201,7 +240,7 @@ def host_command(plan: Plan, node_rank: int, *, meeting: Meeting, nic: str) -> H
     built = host_files(plan, node_rank, meeting=meeting, nic=nic, secrets=hidden)
     own: dict[str, dict[str, str]] = {}
     for rank in ranks_by_host(plan)[spec.name]:
-        whole = rank_env(rank, built.env, hidden)
+        whole = rank_env(rank, built.env, hidden, nic)
         own[str(rank.rank)] = {
             key: value for key, value in whole.items() if built.env.get(key) != value
         }
@@ -212,8 +251,8 @@ def host_command(plan: Plan, node_rank: int, *, meeting: Meeting, nic: str) -> H
         env=built.env,
         rank_env={rank: env for rank, env in own.items() if env},
         files={
-            path: hashlib.sha256(data).hexdigest()
+            path: HIDDEN if hidden and path.startswith("env/") else hashlib.sha256(data).hexdigest()
             for path, data in built.files.items()
-            if not (hidden and path.startswith("env/"))
         },
+        opened_by=shell_line(spec),
     )

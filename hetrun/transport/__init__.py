@@ -11,6 +11,10 @@ from typing import Protocol
 
 from hetrun.model import HostSpec
 
+# The one command that every login shell gets (sh, bash, zsh, fish, tcsh read it alike). All data
+# follows on stdin, but only after the marker came back: start files may read stdin or print.
+OPEN_SHELL = "echo hetrun-ready; exec /bin/sh"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:

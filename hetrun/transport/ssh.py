@@ -27,6 +27,7 @@ from paramiko import (
 from paramiko.config import SSHConfig
 
 from hetrun.errors import AuthError, HostError, HostKeyError, LostContactError
+from hetrun.transport import OPEN_SHELL
 from hetrun.transport.ssh_keys import (
     RefuseUnknown,
     UnknownKeyError,
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The one command that every login shell gets (sh, bash, zsh, fish, tcsh read it alike). All data
-# follows on stdin, but only after the marker came back: start files may read stdin or print.
-OPEN_SHELL = "echo hetrun-ready; exec /bin/sh"
 _MARKER = b"hetrun-ready\n"
 
 BANNER_S = 8.0

@@ -162,6 +162,7 @@ VENDOR = Vendor(
     collective_backend="nccl",
     collective_family="rccl",
     visible_devices_env="HIP_VISIBLE_DEVICES",
+    nic_env={"NCCL_SOCKET_IFNAME": "={nic}"},
     container_devices_env=("AMD_VISIBLE_DEVICES",),
     pci_ids=PciIds(
         vendors=("1002",),

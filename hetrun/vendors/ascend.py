@@ -235,6 +235,7 @@ VENDOR = Vendor(
     collective_backend="hccl",
     collective_family="hccl",
     visible_devices_env="ASCEND_RT_VISIBLE_DEVICES",
+    nic_env={"HCCL_SOCKET_IFNAME": "={nic}"},
     container_devices_env=("ASCEND_VISIBLE_DEVICES",),
     pci_ids=PciIds(
         vendors=("19e5",),

@@ -45,6 +45,7 @@ VENDOR = Vendor(
     collective_backend="bccl",
     collective_family="bccl",
     visible_devices_env="SUPA_VISIBLE_DEVICES",
+    nic_env={"BCCL_SOCKET_IFNAME": "{nic}"},
     container_devices_env=("BIREN_VISIBLE_DEVICES",),
     pci_ids=PciIds(vendors=("1ee0",), company="biren"),
     device_nodes=("/dev/biren/card_[0-9]*", "/dev/biren-m"),
@@ -59,6 +60,7 @@ VENDOR = Vendor(
         Chip("BR166M", ("biren166m", "br166m", "166m"), 65536, None, None, _NONE, "not published"),
     ),
     unverified=(
+        "nic_env whether it can ask for an exact name",
         "pci_ids device ids and classes",
         "kernel_modules",
         "probe_commands layouts other than the csv",

@@ -78,6 +78,7 @@ def _facts(vendor: Vendor) -> list[tuple[str, str, str]]:
         "ports_command": _code(vendor.ports_command.command) if vendor.ports_command else "",
         "slice_nodes": _codes(vendor.slice_nodes),
         "extra_env": _codes(f"{key}={value}" for key, value in vendor.extra_env.items()),
+        "nic_env": _codes(f"{key}={value}" for key, value in vendor.nic_env.items()),
         "pci_ids": _codes(ids.vendors),
         "pci_ids.devices": ", ".join(f"`{key}` {name}" for key, name in ids.devices.items()),
         "pci_ids.skip": ", ".join(f"`{key}` {name}" for key, name in ids.skip.items()),

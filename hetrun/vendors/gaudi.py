@@ -34,6 +34,7 @@ VENDOR = Vendor(
     collective_family="hccl-gaudi",
     visible_devices_env="HABANA_VISIBLE_MODULES",
     visible_devices_id="module_id",
+    nic_env={"HCCL_SOCKET_IFNAME": "{nic}"},
     container_devices_env=("HABANA_VISIBLE_DEVICES",),
     pci_ids=PciIds(
         vendors=("1da3",),
@@ -57,7 +58,10 @@ VENDOR = Vendor(
         ("failed to initialize hlml", ToolError.DRIVER_MISSING),
         ("driver version mismatch", ToolError.DRIVER_MISMATCH),
     ),
-    unverified=("errors",),
+    unverified=(
+        "nic_env whether it can ask for an exact name",
+        "errors",
+    ),
     notes=(
         "Partial use is supported in groups of 2 or 4 modules only.",
         "The index may change after a reboot, the module id does not.",

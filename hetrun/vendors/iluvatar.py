@@ -51,6 +51,7 @@ VENDOR = Vendor(
     collective_backend="nccl",
     collective_family="ixccl",
     visible_devices_env="CUDA_VISIBLE_DEVICES",
+    nic_env={"NCCL_SOCKET_IFNAME": "={nic}"},
     container_devices_env=("IX_VISIBLE_DEVICES",),
     pci_ids=PciIds(
         vendors=("1e3e",), company="iluvatar", devices={"0002": "MR-V100", "0003": "BI-V150"}

@@ -82,6 +82,7 @@ VENDOR = Vendor(
     collective_backend="nccl",
     collective_family="bkcl",
     visible_devices_env="CUDA_VISIBLE_DEVICES",
+    nic_env={"BKCL_SOCKET_IFNAME": "{nic}"},
     pci_ids=PciIds(
         vendors=("1d22",),
         company="kunlunxin",
@@ -100,6 +101,7 @@ VENDOR = Vendor(
         Chip("R200", ("r200", "r300"), 32768, 128, 0.5, _L, "not verified", "fp16"),
     ),
     unverified=(
+        "nic_env whether it can ask for an exact name",
         "pci_ids of vendor id 2057",
         "sdk_env",
         "probe_commands fields after the model in -m",

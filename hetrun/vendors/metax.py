@@ -112,6 +112,7 @@ VENDOR = Vendor(
     collective_backend="nccl",
     collective_family="mccl-metax",
     visible_devices_env="CUDA_VISIBLE_DEVICES",
+    nic_env={"MCCL_SOCKET_IFNAME": "{nic}"},
     container_devices_env=("METAX_VISIBLE_DEVICES",),
     pci_ids=PciIds(vendors=("9999",), company="metax", devices={"0a01": "C500", "4040": "C500X"}),
     device_nodes=("/dev/mxcd", "/dev/mxgd", "/dev/dri/renderD*"),
@@ -126,6 +127,7 @@ VENDOR = Vendor(
         Chip("C600 sub device", ("c600",), 73728, None, None, _NONE, "one report"),
     ),
     unverified=(
+        "nic_env whether it can ask for an exact name",
         "pci_ids.devices of C500X",
         "container_devices_env",
         "probe_commands.paths",

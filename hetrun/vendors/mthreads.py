@@ -118,6 +118,7 @@ VENDOR = Vendor(
     collective_backend="mccl",
     collective_family="mccl-mthreads",
     visible_devices_env="MUSA_VISIBLE_DEVICES",
+    nic_env={"MCCL_SOCKET_IFNAME": "{nic}"},
     container_devices_env=("MTHREADS_VISIBLE_DEVICES",),
     pci_ids=PciIds(
         vendors=("1ed5",),
@@ -147,6 +148,10 @@ VENDOR = Vendor(
         Chip("MTT S3000", ("s3000",), 32768, None, None, _NONE, "memory from tool output"),
         Chip("MTT S80", ("s80",), 16384, None, None, _NONE, "memory from tool output"),
     ),
-    unverified=("pci_ids.devices of S5000", "peer_memory_modules"),
+    unverified=(
+        "nic_env whether it can ask for an exact name",
+        "pci_ids.devices of S5000",
+        "peer_memory_modules",
+    ),
     notes=("The tool's own version stands on the driver's line; the SDK version is not printed.",),
 )

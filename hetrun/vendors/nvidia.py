@@ -167,6 +167,7 @@ VENDOR = Vendor(
     collective_backend="nccl",
     collective_family="nccl",
     visible_devices_env="CUDA_VISIBLE_DEVICES",
+    nic_env={"NCCL_SOCKET_IFNAME": "={nic}"},
     container_devices_env=("NVIDIA_VISIBLE_DEVICES",),
     extra_env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     pci_ids=PciIds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_torchrun_gets_exactly_these_arguments() -> None:
     files = host_files(_plan(), 1, meeting=MEETING, nic="ens3", secrets={})
     assert " ".join(files.args) == (
         "-m torch.distributed.run --nnodes=2 --nproc-per-node=1 --node-rank=1"
-        " --rdzv-backend=static --master-addr=10.0.0.1 --master-port=23456 --rdzv-id=c0ffee"
+        " --rdzv-backend=static --master-addr=10.0.0.1 --master-port=23456"
         " --rdzv-conf=timeout=50 --max-restarts=0 --log-dir=@JOBDIR/logs -r 3"
         " -m hetrun.runtime.worker @JOBDIR"
     )
@@ -64,6 +65,7 @@ def test_host_and_recipe_override_our_variables_in_this_order() -> None:
         "HETRUN_HOST": "a1",
         "HETRUN_PLAN_SHA": plan_sha(plan),
         "HETRUN_ATTEMPT": "1",
+        "PET_RDZV_ID": "c0ffee",
     }
     two = host_files(plan, 1, meeting=MEETING, nic="eth0", secrets={})
     assert (two.env["OMP_NUM_THREADS"], two.env["NCCL_SOCKET_IFNAME"]) == ("4", "=eth0")
@@ -114,7 +116,36 @@ def test_a_dry_run_shows_each_host_and_hides_secrets() -> None:
     assert "  env   of rank 3: TOKEN=***" in text
     assert "python3 -m torch.distributed.run --nnodes=2" in text
     assert "'--master-port=<free port>'" in text
-    assert [line.split()[1] for line in text.splitlines() if " file " in line] == ["plan.json"]
+    assert "  shell echo hetrun-ready; exec /bin/sh (then, on its stdin:) exec python3 -I" in text
+    files = [line.split()[1:] for line in text.splitlines() if " file " in line]
+    assert [(path, sha256 == "***") for path, _, sha256 in files] == [
+        ("plan.json", False),
+        ("env/rank-0003.json", True),
+    ]
+
+
+def test_each_rank_gets_its_interface_in_the_words_of_its_vendors_library() -> None:
+    plan = _plan()
+    vendors = ("ascend", "nvidia", "metax", "nvidia")
+    ranks = tuple(
+        replace(rank, vendor=vendor, emulated=number == 3)
+        for number, (rank, vendor) in enumerate(zip(plan.split.ranks, vendors, strict=True))
+    )
+    plan = replace(plan, split=replace(plan.split, ranks=ranks))
+    plan = replace(plan, hosts=(plan.hosts[0], replace(TWO, env={"GLOO_SOCKET_IFNAME": "mine"})))
+    envs: dict[str, dict[str, str]] = {}
+    for node_rank, nic in enumerate(("ens3", "eth0")):
+        files = host_files(plan, node_rank, meeting=MEETING, nic=nic, secrets={}).files
+        envs |= {p: json.loads(data) for p, data in files.items() if p.startswith("env/")}
+    words = [
+        {key: value for key, value in envs[f"env/rank-000{rank}.json"].items() if "IFNAME" in key}
+        for rank in range(4)
+    ]
+    common = {"GLOO_SOCKET_IFNAME": "ens3", "NCCL_SOCKET_IFNAME": "=ens3"}
+    assert words[0] == {**common, "HCCL_SOCKET_IFNAME": "=ens3"}
+    assert words[1] == common
+    assert words[2] == {**common, "MCCL_SOCKET_IFNAME": "ens3"}
+    assert words[3] == {"GLOO_SOCKET_IFNAME": "mine", "NCCL_SOCKET_IFNAME": "=eth0"}
 
 
 def test_a_dry_run_asks_no_name_service() -> None:
@@ -126,6 +157,21 @@ def test_a_dry_run_with_secrets_needs_none_of_them() -> None:
     with pytest.raises(ConfigError, match="secret TOKEN is not set"):
         read_secrets(_plan(secrets=("TOKEN",)), {})
     assert read_secrets(_plan(secrets=("TOKEN",)), {"TOKEN": "x", "Y": "z"}) == {"TOKEN": "x"}
+
+
+def test_a_secret_may_stand_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    plan, path = _plan(secrets=("TOKEN",)), tmp_path / "token"
+    path.write_bytes(b"abc def\xff\n")
+    path.chmod(0o600)
+    environ = {"TOKEN_FILE": str(path)}
+    assert read_secrets(plan, environ) == {"TOKEN": "abc def\udcff"}
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"others may read .* \(mode 640\)") as caught:
+        read_secrets(plan, environ)
+    assert "abc" not in f"{caught.value}{caught.value.hint}"
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_secrets(plan, environ)
 
 
 def test_a_plan_whose_ranks_torchrun_cannot_give_is_refused() -> None:

@@ -34,9 +34,9 @@ def test_variables_that_a_vendors_numbering_relies_on_reach_its_ranks() -> None:
         visible_id="3",
         env=dict(target.env),
     )
-    env = rank_env(rank, {}, {})
+    env = rank_env(rank, {}, {}, None)
     assert (env["CUDA_DEVICE_ORDER"], env["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "3")
-    overridden = rank_env(rank, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {})
+    overridden = rank_env(rank, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {}, None)
     assert overridden["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"  # the user's word comes last
 
 

@@ -318,6 +318,7 @@ def test_a_dry_run_shows_the_commands_on_stdout(capfd: pytest.CaptureFixture[str
         env={"A": HOSTILE},
         rank_env={},
         files={"plan.json": "0" * 64},
+        opened_by="exec python3",
     )
     render.show_dry_run([command, replace(command, host="b1", ranks=(2,))], as_json=False)
     out, err = capfd.readouterr()

@@ -100,6 +100,8 @@ class Vendor:
     visible_devices_id: str = "index"  # "index", "uuid", "module_id" or "cores"
     container_devices_env: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
+    # names the interface of its collective library; "{nic}" stands for it, "=" asks for exactly this name
+    nic_env: Mapping[str, str] = field(default_factory=dict)
     pci_ids: PciIds = field(default_factory=PciIds)
     device_nodes: tuple[str, ...] = ()  # glob patterns
     kernel_modules: tuple[str, ...] = ()
