@@ -135,14 +135,21 @@ def report(
             metavar="[RUN]", help="A run directory; the newest one below runs/ when left out."
         ),
     ] = None,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share", help="Without host names, addresses, users and paths: report-share.html."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Say how much of the summed compute was used, and where the time went; writes report.json and report.html."""
     run_dir = run or _newest_run(Path("runs"))
-    result = reporter.build_report(run_dir)
-    store.save(result, run_dir / "report.json")
-    store.save_text(reporter.to_html(result), run_dir / "report.html")
-    render.show_report(result, run_dir, as_json=json)
+    result = reporter.build_report(run_dir, share=share)
+    base = run_dir / ("report-share" if share else "report")
+    store.save(result, base.with_suffix(".json"))
+    store.save_text(reporter.to_html(result), base.with_suffix(".html"))
+    render.show_report(result, base.with_suffix(".html"), as_json=json)
 
 
 def _newest_run(root: Path) -> Path:

@@ -184,9 +184,9 @@ def show_preflight(report: PreflightReport, *, as_json: bool) -> None:
         talk().print(preflight_view(report))
 
 
-def show_report(report: RunReport, run_dir: Path, *, as_json: bool) -> None:
+def show_report(report: RunReport, page: Path, *, as_json: bool) -> None:
     """Show what the run was worth, and where the page is."""
-    _show(report, report_view, run_dir / "report.html", as_json=as_json)
+    _show(report, report_view, page, as_json=as_json)
 
 
 def show_outcome(outcome: RunOutcome, run_dir: Path, *, as_json: bool) -> None:

@@ -156,8 +156,11 @@ class Run:
 
     def _check(self, bundle: Bundle) -> None:
         """Let preflight look at all hosts; what it refuses ends the launch, the rest is kept as warnings."""
+        wants = wants_of(self._plan)
+        if self._attempt > 1:  # what could be imported minutes ago still can
+            wants = tuple(replace(item, import_torch=False) for item in wants)
         found = preflight(
-            wants_of(self._plan),
+            wants,
             bundle=bundle,
             skip=self._skipped,
             progress=lambda host, words: self._observer.on_status(host, f"preflight: {words}"),

@@ -30,6 +30,7 @@ from hetrun.model import (
 )
 from hetrun.report.doubts import doubts
 from hetrun.report.gather import Gathered, RankSums, StepSums, gather
+from hetrun.report.share import shareable
 from hetrun.report.words import shape_of
 from hetrun.store import load
 
@@ -37,8 +38,10 @@ UNFINISHED = "unfinished"  # status of a run whose launch left no record
 _SIMULATED = "the vendors alone were simulated"
 
 
-def build_report(run_dir: Path) -> RunReport:
+def build_report(run_dir: Path, *, share: bool = False) -> RunReport:
     """Return what the run was worth, also where it failed or was stopped, as long as one step was finished.
+
+    With `share` it names no host, address, user or path.
 
     Raises:
         ConfigError: no run folder, or a file in it is not what its format says.
@@ -93,7 +96,8 @@ def build_report(run_dir: Path) -> RunReport:
         num_comparisons=len({step for sums in gathered.ranks.values() for step in sums.compared}),
         num_drifts=sum(sum(sums.compared.values()) for sums in gathered.ranks.values()),
     )
-    return replace(report, warnings=doubts(report, plan, outcome, gathered=gathered))
+    report = replace(report, warnings=doubts(report, plan, outcome, gathered=gathered))
+    return shareable(report, plan) if share else report
 
 
 def _pacing(plan: Plan, steps: Sequence[StepSums]) -> Pacing | None:
