@@ -18,10 +18,11 @@ from hetrun import report as reporter
 from hetrun.cli import doctor as doctor_command
 from hetrun.cli import plan as plan_command
 from hetrun.cli import render, streams
+from hetrun.cli import runs as run_commands
 from hetrun.cli.options import Json
 from hetrun.cli.profile import profile as profile_command
 from hetrun.cli.trust import hosts_app
-from hetrun.errors import ConfigError, ExitCode, HetrunError, StoppedError
+from hetrun.errors import ExitCode, HetrunError, StoppedError
 from hetrun.model import Facts, Plan
 
 app = typer.Typer(
@@ -105,6 +106,9 @@ def launch(
         bool,
         typer.Option("--dry-run", help="Show each host's files and exact command; start nothing."),
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once it has begun: hetrun attach follows it.")
+    ] = False,
     skip: doctor_command.Skip = [],  # noqa: B006 - typer reads it
     allow_public: doctor_command.AllowPublic = False,
     allow_skew: doctor_command.AllowSkew = False,
@@ -119,12 +123,21 @@ def launch(
     if dry_run:
         render.show_dry_run(launcher.dry_run(chosen), as_json=json)
         return
+    if detach:
+        raise typer.Exit(run_commands.detached(path, run_root, passed))
     with render.live_view(chosen) as observer:
         outcome = launcher.launch(
             chosen, run_root=run_root, observer=observer, environ=os.environ, skip=passed
         )
     render.show_outcome(outcome, run_root / outcome.run_id, as_json=json)
     raise typer.Exit(outcome.exit_code)
+
+
+app.command(epilog="Example: hetrun ps --json")(run_commands.ps)
+app.command(epilog="Example: hetrun logs -f --rank 0")(run_commands.logs)
+app.command(epilog="Example: hetrun attach 20300101-120000-tiny-llama")(run_commands.attach)
+app.command(epilog="Example: hetrun stop 20300101-120000-tiny-llama")(run_commands.stop)
+app.command(epilog="Example: hetrun clean 20300101-120000-tiny-llama")(run_commands.clean)
 
 
 @app.command(epilog="Example: hetrun report runs/20300101-120000-tiny-llama")
@@ -144,23 +157,12 @@ def report(
     json: Json = False,
 ) -> None:
     """Say how much of the summed compute was used, and where the time went; writes report.json and report.html."""
-    run_dir = run or _newest_run(Path("runs"))
+    run_dir = run or launcher.find_run(Path("runs"), None)
     result = reporter.build_report(run_dir, share=share)
     base = run_dir / ("report-share" if share else "report")
     store.save(result, base.with_suffix(".json"))
     store.save_text(reporter.to_html(result), base.with_suffix(".html"))
     render.show_report(result, base.with_suffix(".html"), as_json=json)
-
-
-def _newest_run(root: Path) -> Path:
-    runs = sorted(
-        (path for path in root.glob("*/plan.json")), key=lambda path: path.stat().st_mtime
-    )
-    if not runs:
-        raise ConfigError(
-            f"{root}: no run there", hint="hetrun launch plan.json, or name a run directory"
-        )
-    return runs[-1].parent
 
 
 def main() -> NoReturn:

@@ -29,7 +29,20 @@ from hetrun.cli.results import plan_view, report_view
 from hetrun.cli.streams import Talk, write_data
 from hetrun.cli.tables import cell, profile_view
 from hetrun.errors import HetrunError, StorageError
-from hetrun.model import Facts, Failure, Noun, Plan, PreflightReport, Profile, RunOutcome, RunReport
+from hetrun.model import (
+    Facts,
+    Failure,
+    LeftOver,
+    LeftOvers,
+    Noun,
+    Plan,
+    PreflightReport,
+    Profile,
+    RunList,
+    RunOutcome,
+    RunReport,
+    RunState,
+)
 from hetrun.probe import compare
 from hetrun.report.words import (
     DONE,
@@ -39,6 +52,7 @@ from hetrun.report.words import (
     format_quantity,
     format_seconds,
     printable,
+    some,
 )
 
 if TYPE_CHECKING:
@@ -238,6 +252,29 @@ def show_dry_run(commands: Sequence[HostCommand], *, as_json: bool) -> None:
         print_text(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     print_text("\n\n".join(printable(str(command), max_chars=_MOST_CHARS) for command in commands))
+
+
+def show_runs(runs: Sequence[RunState], *, as_json: bool) -> None:
+    """Show how runs stand."""
+    if as_json:
+        print_json(RunList(runs=tuple(runs)))
+        return
+    width = max((len(run.run_id) for run in runs), default=0)
+    for run in runs:
+        done = 0 if run.step is None else run.step + 1
+        pid = "" if run.pid is None else f", process {run.pid}"
+        steps = f"step {done}/{run.num_steps}"
+        print_text(
+            printable(f"{run.run_id:{width}}  {run.status}{pid}, {steps}, on {some(run.hosts)}")
+        )
+    if not runs:
+        say("no runs")
+
+
+def show_left_overs(found: Sequence[LeftOver], *, as_json: bool) -> None:
+    """Show what a cleaning ended; progress has told people already."""
+    if as_json:
+        print_json(LeftOvers(hosts=tuple(found)))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from hetrun.launch.monitor import Monitor
 from hetrun.launch.observer import Observer
 from hetrun.launch.restart import Ending
 from hetrun.launch.rundir import RunDir
+from hetrun.launch.runs import note_controller
 from hetrun.launch.supervise import Interrupted, Signals, Supervisor
 from hetrun.launch.wants import wants_of
 from hetrun.model import Plan, RunOutcome, Severity, plan_sha
@@ -301,6 +302,7 @@ def launch(
     with Signals() as signals:
         now = datetime.now()  # noqa: DTZ005  the folder's name is for people, in their own time
         run_dir = RunDir(run_root, plan.recipe.name, now, hidden.values())
+        note_controller(run_dir)
 
         def attempt(number: int) -> tuple[RunOutcome, Ending]:
             run = Run(plan, run_dir, observer, signals=signals, code=code or WorkerCode())

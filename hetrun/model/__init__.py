@@ -12,6 +12,7 @@ from hetrun.model.base import (
     Source,
     check_name,
 )
+from hetrun.model.control import Controller, LeftOver, LeftOvers, RunList, RunState
 from hetrun.model.decoder import LayerCount, ModelCount, ModelSpec
 from hetrun.model.facts import (
     Device,
@@ -112,6 +113,7 @@ __all__ = [
     "CheckpointSpec",
     "ComparisonEvent",
     "Connection",
+    "Controller",
     "Cost",
     "CurveKind",
     "CurvePoint",
@@ -140,6 +142,8 @@ __all__ = [
     "Inventory",
     "LaunchSpec",
     "LayerCount",
+    "LeftOver",
+    "LeftOvers",
     "Link",
     "LinkCurve",
     "LinkKind",
@@ -167,8 +171,10 @@ __all__ = [
     "Restart",
     "Role",
     "RowTiming",
+    "RunList",
     "RunOutcome",
     "RunReport",
+    "RunState",
     "RunTiming",
     "Severity",
     "Share",

@@ -64,6 +64,7 @@ def guard_sources() -> list[tuple[str, str]]:
         "guard_proc",
         "guard_logs",
         "guard_progress",
+        "guard_sweep",
         "guard_init",
         "guard",
     )

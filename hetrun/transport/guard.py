@@ -35,6 +35,7 @@ from hetrun.transport.guard_init import SUBREAPER, Agent, Job, adopt_orphans, mo
 from hetrun.transport.guard_logs import Cap
 from hetrun.transport.guard_proc import descendants
 from hetrun.transport.guard_progress import Progress
+from hetrun.transport.guard_sweep import note_guard, sweep
 
 _POLL_S = 0.05
 _CHUNK = 1 << 16
@@ -167,6 +168,7 @@ class Guard:
         environ = {**os.environ, **meta["env"]}
         self._base = open_base(meta["work_dir"], dict(os.environ))
         self._folder, _lock = new_job_folder(self._base, meta["run_id"])
+        note_guard(self._folder)
         self._sha256 = meta["sha256"]
         self._env = environ
         self._modes = modes(os.geteuid(), meta["user_namespace"])
@@ -187,6 +189,10 @@ class Guard:
                 "has_bundle": has_bundle(self._base, self._sha256),
             }
         )
+
+    def _on_sweep(self, meta: Meta, _: bytes) -> None:
+        base = open_base(meta["work_dir"], dict(os.environ))
+        self._say({"t": "swept", **sweep(base, meta["run_id"])})
 
     def _on_bundle(self, _: Meta, data: bytes) -> None:
         keep_bundle(self._base, self._sha256, data)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.chain import ROOT, done, plan_chain, short_recipe
+from tests.chain import ROOT, done, hetrun, plan_chain, short_recipe
 
 pytestmark = pytest.mark.dist
 
@@ -84,6 +85,30 @@ def test_report_page_needs_nothing_from_outside(finished: tuple[Path, Path]) -> 
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
     assert "modelled" in page
+
+
+def test_a_detached_run_goes_on_without_who_started_it(planned: Path, tmp_path: Path) -> None:
+    root = ("--run-root", tmp_path / "runs")
+    began = done("launch", "--detach", *root, cwd=planned)
+    run_dir = Path(began.stdout.strip())
+    record = json.loads((run_dir / "controller.json").read_text())
+    assert os.getsid(record["pid"]) == record["pid"]  # no terminal's end reaches it
+    listed = done("ps", *root, cwd=planned).stdout
+    assert f"{run_dir.name}  running, process {record['pid']}, step " in listed
+    attached = done("attach", run_dir.name, *root, cwd=planned)
+    assert attached.stdout.strip() == str(run_dir)
+    assert json.loads((run_dir / "launch.json").read_text())["status"] == "done"
+    assert "done after" in (run_dir / "controller.log").read_text()
+    assert "done" in done("ps", *root, cwd=planned).stdout
+
+
+def test_a_detached_start_that_fails_says_why(planned: Path, tmp_path: Path) -> None:
+    plan = json.loads((planned / "plan.json").read_text())
+    plan["recipe"]["launch"]["secrets"] = ["HETRUN_NOT_SET_HERE"]  # read by the controller itself
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    failed = hetrun("launch", "plan.json", "--detach", cwd=tmp_path)
+    assert (failed.returncode, list((tmp_path / "runs").iterdir())) == (2, [])
+    assert "secret HETRUN_NOT_SET_HERE is not set in the environment" in failed.stderr
 
 
 def test_nothing_is_left_running(finished: tuple[Path, Path]) -> None:
