@@ -27,7 +27,7 @@ def _wants(plan: Plan, host: str, ranks: tuple[RankPlan, ...], readable: tuple[s
         spec=spec,
         import_torch=one_kind is not None or bool(plugins),
         device=one_kind,
-        num_devices=max(rank.device_index for rank in ranks) + 1 if _is_one_vendor(ranks) else 0,
+        num_devices=_num_devices(ranks),
         plugins=tuple(sorted(plugins)),
         nodes=tuple(node for vendor in vendors if vendor for node in vendor.device_nodes),
         readable=readable,
@@ -36,9 +36,14 @@ def _wants(plan: Plan, host: str, ranks: tuple[RankPlan, ...], readable: tuple[s
     )
 
 
-def _is_one_vendor(ranks: tuple[RankPlan, ...]) -> bool:
-    """Whether a device's number on its host is also its number in torch."""
-    return len({rank.vendor for rank in ranks}) == 1
+def _num_devices(ranks: tuple[RankPlan, ...]) -> int:
+    """How many devices torch has to see for the ranks' numbers to mean something.
+
+    One where they are selected by other ids: of the slices of a device torch sees one at a time.
+    """
+    ids = [str(rank.device_index) if rank.visible_id is None else rank.visible_id for rank in ranks]
+    is_numbered = len({rank.vendor for rank in ranks}) == 1 and all(map(str.isdecimal, ids))
+    return 1 + max(map(int, ids)) if is_numbered else 1
 
 
 def _saves(plan: Plan, ranks: tuple[RankPlan, ...]) -> SavedState | None:

@@ -249,7 +249,7 @@ def free_port(addr: str, ports: list[int]) -> int:
     """Return the first of these ports that nothing listens on.
 
     Raises:
-        HostFaultError: all are taken.
+        HostFaultError: all are taken; names who has them, as far as we may see.
     """
     family = socket.AF_INET6 if ":" in addr else socket.AF_INET
     for port in ports:
@@ -259,7 +259,28 @@ def free_port(addr: str, ports: list[int]) -> int:
             except OSError:
                 continue
             return port
-    raise HostFaultError(f"ports {ports} are all taken", "start again: other ports are tried")
+    owners = ", ".join(f"{port} by {owner}" for port in ports if (owner := port_owner(port)))
+    raise HostFaultError(
+        f"ports {ports} are all taken{': ' if owners else ''}{owners}",
+        "end it if it is an older run of yours, or start again: other ports are tried",
+    )
+
+
+def port_owner(port: int) -> str:
+    """Name the process that listens on a port; empty where there is none, or it is another user's."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{words[9]}]")
+    for entry in Path("/proc").iterdir() if inodes else ():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if any(str(fd.readlink()) in inodes for fd in (entry / "fd").iterdir()):
+                    return f"{(entry / 'comm').read_text().strip()} (pid {entry.name})"
+    return ""
 
 
 def find_torch(env: dict[str, str], folder: Path) -> str:

@@ -81,7 +81,7 @@ def test_200_values_survive_five_login_shells_byte_for_byte(
         for number, name in enumerate(SHELLS)
     }
     start_files = {
-        "bash": (".bashrc", "echo noise; printf '{\"t\": 1}'\n"),
+        "bash": (".bashrc", "echo noise; printf '{\"t\": 1}'\nreturn\nexit 3\n"),
         "tcsh": (".cshrc", 'echo hi {"ok":1}\n'),
         "dash": (".profile", "echo noise\n"),
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +26,10 @@ from hetrun.model import (
 )
 from hetrun.preflight import SavedState, Wants, preflight, refuse
 from hetrun.transport.bundle import build_bundle
-from tests.ssh.lab import Lab, call
+from hetrun.transport.connect import open_transport
+from hetrun.transport.jobs import HostJob, JobSetup
+from tests.chain import argv, hetrun
+from tests.ssh.lab import GATEWAY, Lab, call
 from tests.ssh.launches import Hosts, lab_plan, launch_fake, run_dir
 from tests.ssh.odd_hosts import PATH_OF_STUBS, add_nodes
 
@@ -66,18 +71,21 @@ def test_hosts_that_are_fit_are_timed_pair_by_pair_and_left_as_they_were(hosts: 
 
 
 def test_eight_hosts_with_a_dead_and_a_silent_one_take_ten_seconds_and_the_rest_answer(
-    hosts: Hosts, lab: Lab
+    hosts: Hosts,
 ) -> None:
-    specs = [hosts[k % 3].spec(name=f"n{k}") for k in range(7)]
+    specs = [hosts[k % 3].spec(name=f"n{k}") for k in range(6)]
     dead = hosts[0].spec(name="dead", addr="10.77.0.99")
-    report = look(*map(quick, [*specs, dead]))
-    assert bad(report) == [("dead", "reach")]
+    with socket.create_server((GATEWAY, 0)) as server:  # accepts, and never says a word
+        silent = hosts[0].spec(name="silent", addr=GATEWAY, port=server.getsockname()[1])
+        report = look(*map(quick, [*specs, dead, silent]))
+    assert bad(report) == [("dead", "reach"), ("silent", "reach")]
     assert report.seconds <= 10.0 or _is_loaded()
-    assert len(report.pairs) == 7 * 6
+    assert len(report.pairs) == 6 * 5
     error = refuse(report)
     assert isinstance(error, HostError)
     assert (error.host, error.exit_code) == ("dead", 4)
     assert "10.77.0.99" in error.message
+    assert "also silent: " in error.message
 
 
 def _is_loaded() -> bool:
@@ -249,3 +257,75 @@ def test_skipped_checks_are_recorded_with_the_run(hosts: Hosts, tmp_path: Path) 
         hosts[0].inside("ip", "route", "del", f"{PUBLIC}/32", "dev", "eth0")
     assert (outcome.status, outcome.skipped) == ("done", ("public",))
     assert any("public (skipped)" in warning for warning in outcome.warnings)
+
+
+def _inventory(folder: Path, lab: Lab, lines: str) -> Path:
+    path = folder / "lab.yaml"
+    keys = f"identity: {lab.folder}/id, known_hosts: {lab.folder}/known_hosts"
+    path.write_text(f"defaults: {{ user: root, {keys} }}\nhosts:\n{lines}")
+    return path
+
+
+def test_doctor_reports_all_hosts_and_says_by_its_exit_code_what_is_wrong(
+    lab: Lab, hosts: Hosts, tmp_path: Path
+) -> None:
+    odd = f"  odd: {{ addr: {hosts[0].addr}, python: /nowhere/python }}\n"
+    path = _inventory(tmp_path, lab, odd)
+    result = hetrun("doctor", path, cwd=tmp_path)
+    assert result.returncode == 3
+    assert "error: python: odd: no interpreter '/nowhere/python' there" in result.stderr
+    assert "hint: set `python` of the host to an absolute path" in result.stderr
+    path = _inventory(tmp_path, lab, f"{odd}  dead: {{ addr: 10.77.0.99 }}\n")
+    result = hetrun("doctor", path, "--json", cwd=tmp_path)
+    assert result.returncode == 4
+    found = json.loads(result.stdout)
+    assert {f["host"]: f["check"] for f in found["findings"]} == {"odd": "python", "dead": "reach"}
+    wrong = hetrun("doctor", path, "--skip", "clocks", cwd=tmp_path)
+    assert (wrong.returncode, "did you mean clock" in wrong.stderr) == (2, True)
+
+
+def test_ctrl_c_while_hosts_are_called_ends_at_once_and_leaves_no_child(
+    lab: Lab, hosts: Hosts, tmp_path: Path
+) -> None:
+    with socket.create_server((GATEWAY, 0)) as server:
+        port = server.getsockname()[1]
+        path = _inventory(tmp_path, lab, f"  mute: {{ addr: {GATEWAY}, port: {port} }}\n")
+        process = subprocess.Popen(
+            argv("doctor", path), cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            with server.accept()[0]:  # it has called
+                process.send_signal(signal.SIGINT)
+                began_s = time.monotonic()
+                _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 130, said
+    assert time.monotonic() - began_s < 5.0
+    assert b"Traceback" not in said
+    group = subprocess.run(["pgrep", "-s", str(process.pid)], stdout=subprocess.PIPE, check=False)
+    assert group.stdout == b""
+
+
+def test_a_port_that_an_older_run_holds_is_named_with_its_owner(hosts: Hosts) -> None:
+    code = "import socket, time; s = socket.create_server(('', 31234)); print('up', flush=True); time.sleep(60)"
+    pid = str(hosts[0].init_pid)
+    inside = ["nsenter", "-t", pid, "-n", "-m", "-p", "--"]
+    held = subprocess.Popen([*inside, sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert held.stdout is not None
+        held.stdout.readline()
+        setup = JobSetup(run_id="port", bundle=build_bundle())
+        transport = open_transport(hosts[0].spec())
+        job = HostJob(transport, setup)
+        try:
+            with pytest.raises(PreflightError, match=r"are all taken: 31234 by python\S* \(pid"):
+                job.free_port(hosts[0].addr, [31234])
+            assert job.free_port(hosts[0].addr, [31234, 31235]) == 31235
+            job.goodbye(keep=False)
+        finally:
+            job.close()
+            transport.close()
+    finally:
+        held.kill()
+        held.communicate()
