@@ -67,6 +67,7 @@ soak: setup
 
 chaos: setup
 	$(BIN)/pytest -q -m 'bench and dist' tests/dist
+	$(BIN)/pytest -q -s --timeout 200 -m 'bench and ssh' tests/ssh
 
 dead: setup
 	$(BIN)/vulture hetrun tests --min-confidence 60 --ignore-decorators '@app.*,@pytest.fixture*' --ignore-names 'VENDOR,test_*'

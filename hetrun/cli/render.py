@@ -217,12 +217,25 @@ def show_outcome(outcome: RunOutcome, run_dir: Path, *, as_json: bool) -> None:
             _say(cell(_failure("then: ", failure)))
         if len(others) > _MOST_FAILURES:
             _say(Text(f"and {count(len(others) - _MOST_FAILURES, 'more failure')}, in launch.json"))
+    for restart in outcome.restarts:
+        cause = "" if restart.failure is None else _failure(": ", restart.failure)
+        step = restart.checkpoint_step
+        origin = "the newest checkpoint" if step is None else f"the checkpoint of step {step}"
+        _say(
+            cell(
+                f"restart {restart.number} from {origin}, after exit code {restart.exit_code}{cause}"
+            )
+        )
     for warning in outcome.warnings:
         _say(cell(f"warning: {warning}", "yellow"))
     for host in outcome.not_clean:
         _say(cell(f"not clean: could not confirm that nothing is left running on {host}", "red"))
     if outcome.failures:
-        _say(cell(f"hint: more is in {_log_of(outcome.failures[0], run_dir)}"))
+        root = outcome.failures[0]
+        rank = "" if root.rank is None else f" --rank {root.rank}"
+        _say(cell(f"hint: hetrun logs {run_dir}{rank} shows all of {_log_of(root, run_dir)}"))
+    if outcome.not_clean:
+        _say(cell(f"hint: hetrun clean {run_dir} looks there again, and ends what is left"))
     _print_outcome(outcome, run_dir, as_json=as_json)
 
 

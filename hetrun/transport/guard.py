@@ -105,6 +105,7 @@ class Guard:
         self._leave = False
         self._ended = False
         self._keep = True
+        self._alive_s = 0.0
 
     def run(self) -> None:
         """Serve until the controller says goodbye or is gone."""
@@ -120,6 +121,7 @@ class Guard:
     def _turn(self) -> None:
         reading = [0] if self._job is None else [0, self._job.reports]
         writing = [1] if self._out else []
+        self._say_alive()
         readable, writable, _ = select.select(reading, writing, [], _POLL_S)
         if writable:
             self._flush()
@@ -131,6 +133,12 @@ class Guard:
             raise _GoneError
         if len(self._out) < _OUT_HIGH:
             self._pump()
+
+    def _say_alive(self) -> None:
+        """Tell the job's first process, which ends the job should this one be stopped (SIGSTOP, a debugger)."""
+        if self._job is not None and time.monotonic() - self._alive_s > 1.0:
+            self._alive_s = time.monotonic()
+            self._job.order(t="alive", for_s=self._lease_s + _LAST_WORDS_S)
 
     def _hear(self) -> None:
         data = os.read(0, 1 << 20)

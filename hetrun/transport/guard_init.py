@@ -54,6 +54,7 @@ class Job:
         self.reports, up_w = os.pipe()
         self._rest = b""
         parent = os.getpid()
+        os.set_blocking(self._down, False)
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._down)
@@ -63,8 +64,8 @@ class Job:
         os.close(up_w)
 
     def order(self, **what: object) -> None:
-        """Send an order; one that comes too late is no error."""
-        with contextlib.suppress(BrokenPipeError):
+        """Send an order; one that comes too late is no error, nor is a first process that is stopped and reads none."""
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._down, json.dumps(what).encode() + b"\n")
 
     def read(self) -> list[dict[str, object]] | None:
@@ -174,6 +175,7 @@ class _Init:
         self._oom_kills = oom_kills()
         self._kill_at_s: float | None = None  # set once we are stopping
         self._stuck_at_s = 0.0
+        self._deserted_at_s = float("inf")  # when a guard that says nothing counts as gone
 
     def leave(self) -> None:
         """Close the pipes in a process that only waits."""
@@ -206,6 +208,8 @@ class _Init:
                     self._obey()
                 self._watch_ranks(ready)
                 self._reap()
+                if time.monotonic() > self._deserted_at_s and self._kill_at_s is None:
+                    self._stop(_ORPHANED_GRACE_S)
                 if self._kill_at_s is not None and self._sweep():
                     os._exit(0)
         finally:  # a bug here must not leave a job behind: pid 1 takes all along, a subreaper does not
@@ -222,7 +226,9 @@ class _Init:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             order = json.loads(line)
-            if order["t"] == "states":
+            if order["t"] == "alive":
+                self._deserted_at_s = time.monotonic() + order["for_s"]
+            elif order["t"] == "states":
                 self.report(t="states", states=self._states())
             elif order["t"] == "signal":
                 for pid in list(self._ranks):

@@ -66,6 +66,7 @@ def test_a_first_signal_saves_a_checkpoint_with_a_countdown(
     assert (controller.outcome().status, controller.outcome().failures) == ("interrupted", ())
 
 
+@pytest.mark.bench  # `make chaos`
 def test_who_does_not_save_in_time_is_ended(hosts: Hosts, tmp_path: Path, start: Start) -> None:
     plan = saving_plan(hosts, tmp_path / "meet", "hang:1:2", env=LONG, save_grace_s=2.0)
     controller = start(plan)
@@ -129,6 +130,7 @@ def test_a_killed_rank_costs_a_restart_from_the_newest_checkpoint(
     assert len(ports) == 1
 
 
+@pytest.mark.bench  # `make chaos`: the decision itself is tested in tests/unit
 def test_no_new_checkpoint_since_the_last_restart_ends_the_run(
     hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -137,6 +139,7 @@ def test_no_new_checkpoint_since_the_last_restart_ends_the_run(
     assert outcome.failures[0].rank == 1
 
 
+@pytest.mark.bench  # `make chaos`: the decision itself is tested in tests/unit
 def test_the_same_error_in_the_same_step_is_not_tried_a_third_time(
     hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -154,3 +157,24 @@ def test_a_hang_is_named_by_the_step_of_its_heartbeat(hosts: Hosts, tmp_path: Pa
     for rank in range(4):
         log = (run_dir(tmp_path) / f"logs/rank-{rank:04}.log").read_text()
         assert "most recent call first" in log
+
+
+@pytest.mark.bench  # a lease, and the time for a host to come back: `make chaos`
+def test_a_host_that_was_away_takes_part_again(hosts: Hosts, tmp_path: Path, start: Start) -> None:
+    plan = saving_plan(
+        hosts, tmp_path / "meet", env={**SAVES, "HETRUN_FAKE_STEPS": "30"}, lease_s=5.0
+    )
+    controller = start(plan)
+    for _ in range(4):
+        controller.wait_for("event step 3")
+    hosts[1].link(up=False)
+    try:
+        controller.wait_for("restart 1 of 3 from the checkpoint of step")
+        controller.wait_for("waiting for it")
+    finally:
+        hosts[1].link(up=True)
+    assert controller.process.wait(timeout=60) == 0
+    hosts[1].drop_sessions()
+    (restart,) = controller.outcome().restarts
+    assert restart.failure is not None
+    assert (restart.failure.host, restart.exit_code) == ("h2", 5)

@@ -29,6 +29,7 @@ from hetrun.model import (
     LinkKind,
     Profile,
     Quantity,
+    Restart,
     RowTiming,
     Share,
     Source,
@@ -293,7 +294,10 @@ def test_an_outcome_puts_the_root_cause_first_and_the_folder_on_stdout(
         Failure(host="b1", rank=3, when_s=1.0, what="raised ValueError: no", last_lines=("a", "b")),
         Failure(host="a1", rank=0, when_s=2.0, what="killed by signal 15"),
     )
-    outcome = replace(make_outcome(PLAN, "failed", failures), not_clean=("a1",))
+    restart = Restart(number=1, when_s=0, exit_code=6, failure=failures[1], checkpoint_step=4)
+    outcome = replace(
+        make_outcome(PLAN, "failed", failures), not_clean=("a1",), restarts=(restart,)
+    )
     render.show_outcome(outcome, Path("runs/x"), as_json=False)
     out, err = capfd.readouterr()
     assert out == "runs/x\n"
@@ -303,8 +307,10 @@ def test_an_outcome_puts_the_root_cause_first_and_the_folder_on_stdout(
         "  | a",
         "  | b",
         "then: a1, rank 0: killed by signal 15",
+        "restart 1 from the checkpoint of step 4, after exit code 6: a1, rank 0: killed by signal 15",
         "not clean: could not confirm that nothing is left running on a1",
-        "hint: more is in runs/x/logs/rank-0003.log",
+        "hint: hetrun logs runs/x --rank 3 shows all of runs/x/logs/rank-0003.log",
+        "hint: hetrun clean runs/x looks there again, and ends what is left",
     ]
     render.show_outcome(outcome, Path("runs/x"), as_json=True)
     assert json.loads(capfd.readouterr().out)["status"] == "failed"
