@@ -63,7 +63,8 @@ def sync_s(problem: Problem, combo: Combo) -> float:
         for kind in shape.kinds:
             vendor = problem.kinds[kind].vendor
             everyone[vendor] = everyone.get(vendor, 0) + count * problem.kinds[kind].width
-    scalar_s = reduce_s(problem, everyone, SCALAR_BYTES)
+    near = tuple(v for v, count in everyone.items() if count <= problem.fullest_host[v])
+    scalar_s = reduce_s(problem, everyone, SCALAR_BYTES, near=near)
     if sum(count * max(shape.lanes) for shape, count in combo) < 2:
         return scalar_s
     ends = [_stage_ends(shape) for shape, _ in combo]
@@ -80,7 +81,9 @@ def sync_s(problem: Problem, combo: Combo) -> float:
             owners[way.vendor] = owners.get(way.vendor, 0) + count * way.lanes
             tps.append(way.tp)
         num_bytes = problem.gradient_bytes(first, end, tp=min(tps))
-        until[end] = until[first] + reduce_s(problem, owners, num_bytes, at_once=min(tps))
+        until[end] = until[first] + reduce_s(
+            problem, owners, num_bytes, near=near, at_once=min(tps)
+        )
     busiest = max(
         until[end] - until[begin]
         for stage_ends in ends
@@ -100,23 +103,34 @@ def _stage_ends(shape: Shape) -> list[int]:
 
 
 def reduce_s(
-    problem: Problem, owners: Mapping[str, int], num_bytes: int, *, at_once: int = 1
+    problem: Problem,
+    owners: Mapping[str, int],
+    num_bytes: int,
+    *,
+    near: tuple[str, ...] = (),
+    at_once: int = 1,
 ) -> float:
     """Return the seconds of an all-reduce over so many devices of each vendor, on likely seats; remembered.
 
-    `at_once` of them share the interface of each host.
+    Devices of the vendors `near` are on one host each; `at_once` owners share the interface of each host.
     """
-    key = (tuple(owners.items()), num_bytes, at_once)
+    key = (tuple(owners.items()), num_bytes, near, at_once)
     if key not in problem.reduce_cache:
-        problem.reduce_cache[key] = _reduce_s(problem, owners, num_bytes, at_once)
+        problem.reduce_cache[key] = _reduce_s(problem, owners, num_bytes, near, at_once)
     return problem.reduce_cache[key]
 
 
-def _reduce_s(problem: Problem, owners: Mapping[str, int], num_bytes: int, at_once: int) -> float:
+def _reduce_s(
+    problem: Problem,
+    owners: Mapping[str, int],
+    num_bytes: int,
+    near: tuple[str, ...],
+    at_once: int,
+) -> float:
     inside_s = 0.0
     for vendor, count in owners.items():
         if count > 1:
-            kind = problem.inside[vendor]
+            kind = LinkKind.INSIDE_HOST if vendor in near else problem.inside[vendor]
             leaving = num_bytes * (1 if kind is LinkKind.INSIDE_HOST else at_once)
             link = problem.link(kind, vendor, vendor)
             inside_s = max(inside_s, ring_s(leaving, count, [link]))

@@ -7,7 +7,7 @@ replica per group of devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ _MILP_COLUMNS = 160
 _ROUNDED_COLUMNS = 600
 _MILP_REPLICAS = 2000  # with more of them rounding loses next to nothing
 _FEW_PRECISION = 5e-4
+_PARTED = 24  # devices; up to here also some of the replicas that would fit beside others are tried
 _BEAM_WIDTH = 30
 _BEAM_PARTS = (1.0, 0.75, 0.5, 0.25)
 
@@ -168,31 +169,54 @@ def few_shapes(
 
 
 def filled_up(
-    columns: Columns, capacity: Sequence[int], batch_rows: int, *, most: int
+    columns: Columns,
+    capacity: Sequence[int],
+    batch_rows: int,
+    sync_s: Mapping[int, Floats],
+    *,
+    most: int,
 ) -> Iterator[Counts]:
-    """Yield as many replicas of one shape as the devices suffice for, with others on what is left; the best `most` shapes."""
+    """Yield replicas of one shape, and these with more and more of others on what is left.
+
+    The `most` shapes that end first with as many replicas as the devices suffice for, and the `most` shapes and numbers of
+    replicas that end first where so many take `sync_s` longer.
+    """
     import numpy as np
 
     have = np.asarray(capacity, dtype=float)
     replicas = _most_replicas(columns.need, have)
-    turns = np.ceil(batch_rows / np.maximum(replicas * columns.rows, 1e-9))
-    seconds = np.where(replicas >= 1, columns.fill_s + turns * columns.cycle_s, np.inf)
-    for first in np.argsort(seconds, kind="stable")[:most]:
-        if not np.isfinite(seconds[first]):
-            return
-        count = int(min(replicas[first], max(1, batch_rows // columns.rows[first])))
-        counts: Counts = {int(first): count}
-        left = have - count * columns.need[:, first]
-        value = columns.done_by(float(seconds[first]))
-        while True:
-            gained = _most_replicas(columns.need, left) * value
-            best = int(gained.argmax())
-            if gained[best] <= 0:
-                break
-            more = int(_most_replicas(columns.need[:, best : best + 1], left)[0])
-            counts[best] = counts.get(best, 0) + more
-            left = left - more * columns.need[:, best]
-        yield counts
+    replicas = np.minimum(replicas, np.maximum(1, batch_rows // columns.rows))
+    starts: dict[tuple[int, int], float] = {}
+    for number in (None, *sync_s):
+        count = replicas if number is None else np.full(replicas.shape, float(number))
+        turns = np.ceil(batch_rows / np.maximum(count * columns.rows, 1e-9))
+        more_s = 0.0 if number is None else sync_s[number]
+        seconds = columns.fill_s + more_s + turns * columns.cycle_s
+        seconds = np.where((replicas >= 1) & (count <= replicas), seconds, np.inf)
+        for first in np.argsort(seconds, kind="stable")[:most]:
+            if np.isfinite(seconds[first]):
+                starts.setdefault((int(first), int(count[first])), float(seconds[first]))
+    full = {key: seconds for key, seconds in starts.items() if key[1] == replicas[key[0]]}
+    thin = {key: seconds for key, seconds in starts.items() if key not in full}
+    for chosen in (full, thin):
+        for first, number in sorted(chosen, key=chosen.__getitem__)[:most]:
+            counts: Counts = {first: number}
+            yield dict(counts)
+            left = have - number * columns.need[:, first]
+            value = columns.done_by(chosen[first, number])
+            value[first] = 0.0
+            while True:
+                gained = _most_replicas(columns.need, left) * value
+                best = int(gained.argmax())
+                if gained[best] <= 0:
+                    break
+                added = int(_most_replicas(columns.need[:, best : best + 1], left)[0])
+                parts = (1, added // 2, added - 1, added) if have.sum() <= _PARTED else (added,)
+                for some in dict.fromkeys(parts):
+                    if some:
+                        yield {**counts, best: counts.get(best, 0) + some}
+                counts[best] = counts.get(best, 0) + added
+                left = left - added * columns.need[:, best]
 
 
 def _most_replicas(need: Floats, have: Floats) -> Floats:

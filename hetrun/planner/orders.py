@@ -54,7 +54,7 @@ def promise_s(problem: Problem, candidate: Candidate) -> float:
     """Return about how long a candidate's step takes once zero bubble hides its sends and real cuts level its stages."""
     step_s = candidate.step_s
     if Order.ZERO_BUBBLE in problem.orders:
-        step_s -= candidate.layout.cost.p2p_s
+        step_s -= candidate.layout.cost.p2p_s + candidate.layout.cost.bubble_s
     if not problem.fractional:
         return step_s
     now = then = 0.0  # rows per second

@@ -254,6 +254,7 @@ def _many_shapes(maker: ShapeMaker, pins: Pins) -> ManyShapes:
             columns=many.columns.some(kept),
             least=many.least.some(kept),
             across_s=many.across_s[kept],
+            sync_s={number: seconds[kept] for number, seconds in many.sync_s.items()},
             num_groups=many.num_groups[kept],
         )
     return many

@@ -56,7 +56,9 @@ class Problem:
     known_ends: KnownEnds = field(default_factory=dict)  # pipelines that were simulated already
 
     @cached_property
-    def reduce_cache(self) -> dict[tuple[tuple[tuple[str, int], ...], int, int], float]:
+    def reduce_cache(
+        self,
+    ) -> dict[tuple[tuple[tuple[str, int], ...], int, tuple[str, ...], int], float]:
         """Seconds of all-reduces that were asked for, by devices per vendor and bytes."""
         return {}
 
@@ -125,6 +127,14 @@ class Problem:
             vendor: LinkKind.INSIDE_HOST if len(numbers) == 1 else LinkKind.INSIDE_ISLAND
             for vendor, numbers in hosts.items()
         }
+
+    @cached_property
+    def fullest_host(self) -> dict[str, int]:
+        """How many devices of each vendor its fullest host has; 0 where these are not all alike."""
+        found: dict[str, int] = {}
+        for kind in self.groups:
+            found[kind.vendor] = 0 if kind.vendor in found else kind.most_on_one_host
+        return found
 
     @property
     def num_devices(self) -> int:

@@ -5,13 +5,13 @@ The number of devices enters only as a capacity, so 100,000 take as long as 100.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hetrun import arch
-from hetrun.model import Link, LinkKind
+from hetrun.model import LinkKind
 from hetrun.planner.batch import many_windows, split_many
 from hetrun.planner.estimate import Combo
 from hetrun.planner.multiply import (
@@ -22,8 +22,9 @@ from hetrun.planner.multiply import (
     relaxed_deadline,
     whole_replicas,
 )
-from hetrun.planner.pace import MOST_LINKED, likely_link, linked_cycles, passed_share, per_host
+from hetrun.planner.pace import MOST_LINKED, linked_cycles, passed_share
 from hetrun.planner.problem import Problem
+from hetrun.planner.scale_tables import Tables
 from hetrun.planner.scale_unequal import ManyCuts, cut_many_unequal
 from hetrun.planner.shapes import Shape, ShapeMaker
 from hetrun.planner.templates import Blocks, templates
@@ -35,6 +36,20 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FEW = 64  # devices; up to here polishing finds what rounding loses, and scipy takes half a second to load
+_REPLICAS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+)  # of one shape: fewer wait less for their gradients
 _NUM_FILLED = 24  # shapes that are filled up, where there are few devices
 _NUM_FILLED_ELSE = 3  # of the other families
 _NUM_FAMILIES_QUICK = 3
@@ -49,6 +64,9 @@ class ManyShapes:
     columns: Columns  # with the fill of 1F1B, links, and the gradient sync inside a vendor
     least: Columns  # with nothing but the slowest stage: no split of these stages is quicker
     across_s: Floats  # sync across vendors on top
+    sync_s: Mapping[
+        int, Floats
+    ]  # inside the vendor, of so many replicas alike; of few devices only
     num_groups: Floats  # groups of devices that a shape mixes
     dropped_for_memory: int
 
@@ -69,7 +87,7 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
     row_numbers = np.repeat(np.arange(len(problem.row_choices)), len(listed))
     lanes = np.asarray([*(kind.lanes for kind in problem.kinds), 0])[kinds]  # -1 takes the last
     windows = many_windows(lanes)
-    tables = _Tables(maker, 2 * int(windows.max()) - 1)
+    tables = Tables(maker, 2 * int(windows.max()) - 1)
     if problem.layers_differ:
         many = cut_many_unequal(maker, kinds, row_numbers, windows)
     else:
@@ -85,20 +103,25 @@ def many_shapes(maker: ShapeMaker) -> ManyShapes:
     cycle_s = linked_cycles(seconds, sends, sizes[kept], share=passed_share(problem), wide=wide)
     unlinked = (lanes.max(axis=1) > 1) | (problem.num_devices > MOST_LINKED)
     cycle_s = np.where(unlinked, seconds.max(axis=1), cycle_s)
-    inside_s, across_s = _sync(problem, kinds[kept], layers[kept], need)
-    inside_s = inside_s + tables.optimizer(kinds[kept], layers[kept])
+    update_s = tables.optimizer(kinds[kept], layers[kept])
+    most = np.asarray(problem.capacity, dtype=float)[:, None] / np.maximum(need, 1.0)
+    held = _held_bytes(problem, kinds[kept], layers[kept])
+    inside_s, across_s = _inside_s(problem, held, most), _across_s(problem, held)
+    few = [n for n in _REPLICAS if n <= problem.num_devices] if problem.num_devices <= _FEW else []
+    alike_s = {n: _inside_s(problem, held, np.full(need.shape, float(n))) for n in few}
     return ManyShapes(
         blocks=tuple(pairs[i][0] for i in kept),
         rows=tuple(pairs[i][1] for i in kept),
-        columns=Columns(need=need, rows=rows, fill_s=fill_s + inside_s, cycle_s=cycle_s),
+        columns=Columns(need=need, rows=rows, fill_s=fill_s + inside_s + update_s, cycle_s=cycle_s),
         least=Columns(need=need, rows=rows, fill_s=np.zeros(len(kept)), cycle_s=many.least_s[kept]),
         across_s=across_s,
+        sync_s={n: seconds - inside_s for n, seconds in alike_s.items()},
         num_groups=(need > 0).sum(axis=0),
         dropped_for_memory=len(pairs) - len(kept),
     )
 
 
-def _cut_many(tables: _Tables, kinds: Any, row_numbers: Any, windows: Any) -> ManyCuts:
+def _cut_many(tables: Tables, kinds: Any, row_numbers: Any, windows: Any) -> ManyCuts:
     """Split the equal layers of every shape."""
     import numpy as np
 
@@ -115,7 +138,7 @@ def _cut_many(tables: _Tables, kinds: Any, row_numbers: Any, windows: Any) -> Ma
     return ManyCuts(layers=layers, fits=fits, seconds=seconds, least_s=seconds.max(axis=1))
 
 
-def _holds_more(tables: _Tables, kinds: Any, layers: Any, row_numbers: Any) -> Any:
+def _holds_more(tables: Tables, kinds: Any, layers: Any, row_numbers: Any) -> Any:
     """Return whether one more microbatch on every link fits; layers that differ are taken to fit."""
     import numpy as np
 
@@ -153,7 +176,8 @@ def scaled_combos(maker: ShapeMaker, shapes: ManyShapes, *, exact: bool = True) 
                 fill_s=columns.fill_s + shapes.across_s[chosen],
                 cycle_s=columns.cycle_s,
             )
-        for counts in _answers(problem, columns, exact=exact, first=family == 0):
+        alike_s = {n: seconds[chosen] for n, seconds in shapes.sync_s.items()} if exact else {}
+        for counts in _answers(problem, columns, alike_s, exact=exact, first=family == 0):
             numbered = tuple(sorted((int(chosen[j]), n) for j, n in counts.items()))
             if numbered and numbered not in seen:
                 seen.add(numbered)
@@ -162,8 +186,13 @@ def scaled_combos(maker: ShapeMaker, shapes: ManyShapes, *, exact: bool = True) 
                     yield combo
 
 
-def _answers(problem: Problem, columns: Columns, *, exact: bool, first: bool) -> Iterator[Counts]:
-    """Yield counts of replicas: the best of any number of shapes, and of one."""
+def _answers(
+    problem: Problem, columns: Columns, sync_s: Mapping[int, Floats], *, exact: bool, first: bool
+) -> Iterator[Counts]:
+    """Yield counts of replicas: the best of any number of shapes, and of one; of few devices also of fewer replicas.
+
+    `sync_s` is what so many replicas of one shape take more for their gradients than as many as the devices suffice for.
+    """
     max_shapes = problem.max_shapes
     if max_shapes is None:
         by_milp = exact and first and len(problem.groups) > 1 and problem.num_devices > _FEW
@@ -176,7 +205,7 @@ def _answers(problem: Problem, columns: Columns, *, exact: bool, first: bool) ->
             yield few[0]
     if exact and problem.num_devices <= _FEW:
         filled = _NUM_FILLED if first else _NUM_FILLED_ELSE
-        yield from filled_up(columns, problem.capacity, problem.batch_rows, most=filled)
+        yield from filled_up(columns, problem.capacity, problem.batch_rows, sync_s, most=filled)
 
 
 def _families(problem: Problem, shapes: ManyShapes) -> Iterator[tuple[Any, bool]]:
@@ -232,109 +261,6 @@ def _stages(listed: Sequence[Blocks]) -> tuple[Any, Any]:
     return kinds, sizes
 
 
-class _Tables:
-    """What a stage costs and holds by kind and microbatch size, as arrays to index with."""
-
-    def __init__(self, maker: ShapeMaker, depth: int) -> None:
-        import numpy as np
-
-        problem = maker.problem
-        self.problem = problem
-        units = np.asarray(
-            [
-                [maker.pace[kind, rows] for rows in problem.row_choices]
-                for kind in range(len(problem.kinds))
-            ]
-        )
-        self.layer_s, self.embedding_s, self.head_s = units[..., 0], units[..., 1], units[..., 2]
-        caps = [
-            [
-                [
-                    [maker.cap(kind, rows, window=window, first=bool(first)) for first in (0, 1)]
-                    for window in range(1, depth + 1)
-                ]
-                for rows in problem.row_choices
-            ]
-            for kind in range(len(problem.kinds))
-        ]
-        zero = np.zeros((len(problem.kinds), len(problem.row_choices), 1, 2))
-        self.caps = np.concatenate([zero, np.asarray(caps, dtype=float)], axis=2)
-        self.num_bytes = np.asarray(
-            [
-                arch.boundary_bytes(problem.model, problem.dtype, rows, problem.seq_len)
-                for rows in problem.row_choices
-            ]
-        )
-        numbers = range(len(problem.kinds))
-        self.together, self.apart = (
-            [[likely_link(problem, a, b, together=together) for b in numbers] for a in numbers]
-            for together in (True, False)
-        )
-        self.per_host = np.asarray([*(per_host(problem, kind) for kind in numbers), 1])
-        self.update_s = np.asarray(
-            [
-                kind.optimizer_s_per_parameter
-                * arch.mean_layer_parameters(problem.model)
-                / (kind.tp * max(1, problem.shards))
-                for kind in problem.kinds
-            ]
-        )
-
-    def sends(self, kinds: Any, row_numbers: Any, need: Floats) -> Floats:
-        """Return seconds that one microbatch spends on each link, one way; see `pace.py`. Blocks are of one kind each."""
-        import numpy as np
-
-        places = np.asarray([*self.problem.places, -1])[kinds]
-        block, place = _blocks_of(places)
-        capacity = np.asarray(self.problem.capacity, dtype=float)[:, None]
-        with np.errstate(divide="ignore"):
-            most = np.floor((np.where(need > 0, capacity / need, np.inf)).min(axis=0))
-        held = self.per_host[kinds]
-        times = np.maximum(1, held // np.maximum(1, block))
-        at_once = np.minimum(np.maximum(times[:, :-1], times[:, 1:]), most[:, None])
-        a, b = kinds[:, :-1], kinds[:, 1:]
-        inside = places[:, :-1] == places[:, 1:]
-        together = inside & ((place[:, :-1] + 1) % held[:, :-1] > 0)
-        at_once = np.where(inside, 1.0, at_once)
-        found: Floats = np.zeros(a.shape)
-        for links, chosen in ((self.together, together), (self.apart, ~together)):
-            latency, rate, shared = _link_tables(links)
-            bytes_at_once = self.num_bytes[row_numbers][:, None] * np.where(
-                shared[a, b], at_once, 1.0
-            )
-            found = np.where(chosen, latency[a, b] + bytes_at_once / rate[a, b], found)
-        return np.where(b >= 0, found, 0.0)
-
-    def optimizer(self, kinds: Any, layers: Any) -> Any:
-        """Return about how long the slowest stage updates its parameters."""
-        return (self.update_s[kinds] * layers).max(axis=1)
-
-
-def _blocks_of(places: Any) -> tuple[Any, Any]:
-    """Return for every stage how many stages its block has, and how many of these stand before it."""
-    import numpy as np
-
-    index = np.broadcast_to(np.arange(places.shape[1]), places.shape)
-    new = np.ones(places.shape, dtype=bool)
-    new[:, 1:] = places[:, 1:] != places[:, :-1]
-    begin = np.maximum.accumulate(np.where(new, index, 0), axis=1)
-    last = np.ones(places.shape, dtype=bool)
-    last[:, :-1] = new[:, 1:]
-    ends = np.where(last, index, places.shape[1])
-    end = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
-    return end - begin + 1, index - begin
-
-
-def _link_tables(links: Sequence[Sequence[Link]]) -> tuple[Any, Any, Any]:
-    """Return latencies, rates and whether the link leaves a host, by kinds at both ends."""
-    import numpy as np
-
-    latency = np.asarray([[link.latency_s for link in row] for row in links])
-    rate = np.asarray([[link.bytes_per_s for link in row] for row in links])
-    leaves = np.asarray([[link.kind is not LinkKind.INSIDE_HOST for link in row] for row in links])
-    return latency, rate, leaves
-
-
 def _need(problem: Problem, kinds: Any) -> Floats:
     """Return devices per group and shape."""
     import numpy as np
@@ -373,27 +299,39 @@ def _fill(pace: Floats, lanes: Any, windows: Any, count: Floats) -> Floats:
     return fill
 
 
-def _sync(problem: Problem, kinds: Any, layers: Any, need: Floats) -> tuple[Floats, Floats]:
-    """Return about how long the busiest stage's gradients take: inside its vendor, and across vendors on top."""
+def _held_bytes(problem: Problem, kinds: Any, layers: Any) -> Floats:
+    """Return about how many bytes of gradients the fullest stage of each kind holds, by kind and shape."""
     import numpy as np
 
     element = arch.BYTES_PER_PARAMETER[problem.dtype]
     num_bytes = layers * arch.mean_layer_parameters(problem.model) * element
-    inside = np.zeros(len(kinds))
-    capacity = np.asarray(problem.capacity, dtype=float)
+    of_kinds = [np.where(kinds == n, num_bytes, 0.0).max(axis=1) for n in range(len(problem.kinds))]
+    return np.asarray(of_kinds)
+
+
+def _inside_s(problem: Problem, held: Floats, replicas: Floats) -> Floats:
+    """Return about how long the busiest stage's gradients take inside its vendor; replicas by group and shape."""
+    import numpy as np
+
+    inside = np.zeros(held.shape[1])
     for number, kind in enumerate(problem.kinds):
-        place = problem.places[number]
-        members = kind.lanes * np.maximum(1.0, capacity[place] / np.maximum(need[place], 1.0))
+        members = kind.lanes * np.maximum(1.0, replicas[problem.places[number]])
         link = problem.link(problem.inside[kind.vendor], kind.vendor, kind.vendor)
-        held = np.where(kinds == number, num_bytes, 0.0).max(axis=1) / kind.tp
-        hop_s = link.latency_s + held / members / link.bytes_per_s
-        inside = np.maximum(inside, np.where(held > 0, 2 * (members - 1) * hop_s, 0.0))
-    across = np.zeros(len(kinds))
+        hop_s = link.latency_s + held[number] / kind.tp / members / link.bytes_per_s
+        inside = np.maximum(inside, np.where(held[number] > 0, 2 * (members - 1) * hop_s, 0.0))
+    return inside
+
+
+def _across_s(problem: Problem, held: Floats) -> Floats:
+    """Return about how long the fullest stage's gradients take across all vendors."""
+    import numpy as np
+
+    across = np.zeros(held.shape[1])
     size = len(problem.vendors)
     if size > 1:
         names = problem.vendors
-        most = num_bytes.max(axis=1) / size
+        most = held.max(axis=0) / size
         for a, b in zip(names, (*names[1:], names[0]), strict=True):
             link = problem.link(LinkKind.ACROSS, a, b)
             across = np.maximum(across, 2 * (size - 1) * (link.latency_s + most / link.bytes_per_s))
-    return inside, across
+    return across

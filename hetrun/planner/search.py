@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from hetrun.errors import NoPlanError
 from hetrun.planner.bound import lower_bound
@@ -29,7 +30,7 @@ from hetrun.planner.problem import Problem
 from hetrun.planner.refusals import check_batch, no_microbatches, shortage
 from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
 from hetrun.planner.shapes import ShapeMaker
-from hetrun.planner.variety import FEW, enumerate_shapes
+from hetrun.planner.variety import ANY_MIX, FEW, enumerate_shapes
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +39,15 @@ _NUM_SIMULATED_QUICK = 8
 _NUM_POLISHED = 32  # of these, a little at first
 _NUM_AGAIN = 8  # of these, more
 _POLISH_BUDGET = (40, 200)  # simulations per combination, at first and again
-_NUM_PROMISING = 12  # outlines of which those that promise most are refined
-_NUM_REFINED = 4  # outlines for which other orders and cuts are tried
+# up to so many devices: outlines of which those that promise most are refined, and how many of them
+_REFINED = ((FEW, 200, 24), (ANY_MIX, 40, 8), (24, 12, 4))
+_REFINED_ELSE = (12, 1)
+_REFINED_AT_LEAST = 4  # of few devices; more only while all together play so many events
+_REFINED_EVENTS = 4_000
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
 _LANES = (1, 2, 4)  # to advise
 _LANES_SLOWER = 4  # an event of lanes takes so many times as long
+_FEW_WAYS = 2  # of a device to work, up to which every mix of replicas is looked at
 _MANY = FEW  # devices; with more of them shapes are handled as arrays
 _NOT_SO_MANY = (
     24  # of these, up to here several outlines are refined, and less freedom is tried too
@@ -56,6 +61,8 @@ _RANKS_BUDGET = 500  # ranks laid out in one search of many devices, after the f
 _TIMES_LAID_OUT = 1  # all ranks, where that is more
 _MOST_LAID_OUT = 40_000  # ranks, then
 _NUM_POLISHED_MANY = 2
+_NUM_POLISHED_FEW = 6  # where any mix is looked at
+_POLISHED_EVENTS = 60_000  # of these, together
 _MOST_TRIES_MANY = 10
 
 
@@ -169,7 +176,7 @@ def _search(problem: Problem, *, quick: bool, among: int) -> Outcome:
     if not judged:
         raise no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged)
-    found_best = _first_two(problem, polished, judged, most=1 if quick else _NUM_REFINED)
+    found_best = _first_two(problem, polished, judged, among=0 if quick else among)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
     return replace(
         found_best,
@@ -185,14 +192,18 @@ def _search_many(maker: ShapeMaker, *, quick: bool, among: int) -> Outcome:
         raise shortage(maker)
     bound_s = 0.0 if quick or offers(problem) else bound_of(problem, shapes)
     found = scaled_combos(maker, shapes, exact=not quick)
+    if not quick and _mixes_any(problem, problem.num_devices):
+        listed = enumerate_shapes(maker)
+        found = chain(
+            found, _allowed(problem, combos(problem, listed, lower_bound(problem).compute_s))
+        )
     most = min(_MOST_SCALED, max(_NUM_SCALED, _RANKS_BUDGET // among))
     most = 1 if quick else most
     judged = _simulate(maker, quickest(problem, found, most=most), most_ranks=_ranks_budget(among))
     if not judged:
         raise no_microbatches(problem)
     polished = judged if quick else _polish_best(maker, judged, many=among)
-    few = among <= _NOT_SO_MANY and not quick
-    found_best = _first_two(problem, polished, judged, most=_NUM_REFINED if few else 1)
+    found_best = _first_two(problem, polished, judged, among=0 if quick else among)
     log.debug("%d shapes, %d combinations simulated", len(shapes), len(judged))
     return replace(
         found_best,
@@ -200,6 +211,11 @@ def _search_many(maker: ShapeMaker, *, quick: bool, among: int) -> Outcome:
         bound_s=bound_s,
         num_shapes=len(shapes),
     )
+
+
+def _mixes_any(problem: Problem, among: int) -> bool:
+    """Whether, of so many devices, every mix of replicas is looked at."""
+    return among <= ANY_MIX and len(problem.kinds) <= _FEW_WAYS * len(problem.groups)
 
 
 def _ranks_budget(num_devices: int) -> int:
@@ -219,11 +235,12 @@ def _allowed(problem: Problem, found: Iterable[Combo]) -> Iterator[Combo]:
 
 
 def _first_two(
-    problem: Problem, polished: Sequence[Candidate], judged: Sequence[Candidate], *, most: int
+    problem: Problem, polished: Sequence[Candidate], judged: Sequence[Candidate], *, among: int
 ) -> Outcome:
     """Return the best candidate, with narrow windows where they cost nothing, and the best that is built otherwise.
 
-    Other orders and cuts are tried of the best, and of the `most` outlines that promise most.
+    Other orders and cuts are tried of the best, and of the outlines that promise most; of fewer `among` many devices
+    (0: quickly).
     """
     unpolished = best_of(judged)  # has more room in memory, at times
     judged = [*polished, *judged]
@@ -233,7 +250,10 @@ def _first_two(
         leaders = {_outline(plain): plain}
         for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
             leaders.setdefault(_outline(candidate), candidate)
-        likely = sorted(list(leaders.values())[:_NUM_PROMISING], key=partial(promise_s, problem))
+        wide, most = next((few[1:] for few in _REFINED if 0 < among <= few[0]), _REFINED_ELSE)
+        at_least = min(most, _REFINED_AT_LEAST)
+        most = min(most, max(at_least, _REFINED_EVENTS // _events(plain.groups)))
+        likely = sorted(list(leaders.values())[:wide], key=partial(promise_s, problem))
         chosen = {c.groups: c for c in (judged[len(polished)], unpolished, plain, *likely[:most])}
         tried += [refined(problem, candidate) for candidate in chosen.values()]
     best = best_of(tried)
@@ -272,6 +292,11 @@ def _polish_best(
     if many:
         chosen, most = _leaders(judged, _outline), _NUM_POLISHED_MANY
         most_tries = min(_MOST_TRIES_MANY, _ranks_budget(many) // many)
+        if _mixes_any(maker.problem, many):
+            most = _NUM_POLISHED_FEW
+            events = max(_events(c.groups) for c in chosen[:most])
+            likely = min(_POLISH_BUDGET[0], _POLISHED_EVENTS // (most * events))
+            most_tries = max(most_tries, likely)
     else:
         first, most_tries = _POLISH_BUDGET
         chosen = _leaders(judged, _build)[:_NUM_POLISHED]

@@ -13,6 +13,7 @@ _FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
 _COARSE_GRID = 4  # the same with three kinds and more
 _FEW_USES = 600  # above, only two orders of the kinds are tried
 _MOST_SHAPES = 1500
+ANY_MIX = 10  # devices; up to here every mix of replicas is looked at where these are not too many
 FEW = 6  # devices; up to here a pipeline may also pass to and fro between kinds
 _SHORT_BLOCK = 4  # stages; recomputation on any number of them is tried up to here
 
@@ -32,8 +33,9 @@ def enumerate_shapes(maker: ShapeMaker, *, quick: bool = False) -> list[Shape]:
             for order in _orders(problem, use, few=few)
             for stages in stage_lists(problem, order, use)
         ]
-        if problem.num_devices <= FEW and not quick:
-            lists += _woven(lists)
+        if problem.num_devices <= ANY_MIX and not quick:
+            few = problem.num_devices <= FEW
+            lists += _woven([stages for stages in lists if few or len(stages) <= _SHORT_BLOCK])
         for stages, rows in product(lists, problem.row_choices):
             cut = maker.cut(stages, rows)
             if cut is not None:
