@@ -308,10 +308,11 @@ def test_ctrl_c_while_hosts_are_called_ends_at_once_and_leaves_no_child(
 
 
 def test_a_port_that_an_older_run_holds_is_named_with_its_owner(hosts: Hosts) -> None:
-    code = "import socket, time; s = socket.create_server(('', 31234)); print('up', flush=True); time.sleep(60)"
-    pid = str(hosts[0].init_pid)
-    inside = ["nsenter", "-t", pid, "-n", "-m", "-p", "--"]
-    held = subprocess.Popen([*inside, sys.executable, "-c", code], stdout=subprocess.PIPE)
+    code = "import socket, sys; s = socket.create_server(('', 31234)); print('up', flush=True); sys.stdin.read()"
+    inside = ["nsenter", "-t", str(hosts[0].init_pid), "-n", "-m", "-p", "--"]
+    held = subprocess.Popen(
+        [*inside, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert held.stdout is not None
         held.stdout.readline()
@@ -327,5 +328,4 @@ def test_a_port_that_an_older_run_holds_is_named_with_its_owner(hosts: Hosts) ->
             job.close()
             transport.close()
     finally:
-        held.kill()
-        held.communicate()
+        held.communicate(timeout=20)  # the end of its input is its own end
