@@ -19,7 +19,7 @@ from tests.ssh.lab import die_with_parent
 from tests.ssh.launches import Hosts, lab_plan, launch_fake, run_dir
 from tests.ssh.plans import FAKE
 
-pytestmark = [pytest.mark.ssh, pytest.mark.bench]
+pytestmark = [pytest.mark.ssh, pytest.mark.bench, pytest.mark.timeout(200)]
 PAIRS = 5
 SAVES = {"HETRUN_FAKE_SAVE_EVERY": "1"}
 
