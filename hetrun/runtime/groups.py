@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from hetrun.arch import BYTES_PER_PARAMETER
 from hetrun.model import UNHURRIED_S, Plan, RankPlan, StagePlan
+from hetrun.runtime.addition import LevelGroups
 from hetrun.runtime.boundary import Receiver, Route, Sender
 from hetrun.runtime.engine import Neighbours
 from hetrun.runtime.network import Stage
@@ -31,6 +32,7 @@ from hetrun.runtime.sharded import ShardedSync
 from hetrun.runtime.sums import GLOO, backend_of
 from hetrun.runtime.sync import GradientSync
 from hetrun.runtime.tensor_parallel import Share, shared_dims
+from hetrun.schedule.islands import two_levels
 from hetrun.schedule.pipeline import ActionKind
 from hetrun.schedule.portions import Lane, Portion, lanes_by_rank, portions
 from hetrun.schedule.replica import ReplicaRun
@@ -54,7 +56,7 @@ def collective_timeout(plan: Plan) -> timedelta:
     return timedelta(seconds=max(_MIN_TIMEOUT_S, _STEPS_OF_PATIENCE * plan.split.cost.step_s))
 
 
-PortionGroup = tuple[Portion, dist.ProcessGroup]
+PortionGroup = tuple[Portion, dist.ProcessGroup, LevelGroups | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +99,9 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
         BYTES_PER_PARAMETER[plan.recipe.train.dtype],
     )
     buckets: list[tuple[Bucket, tuple[PortionGroup, ...]]] = []
+    levels = _Levels(plan, rank)
     for bucket in all_buckets:
-        groups = [(p, _new_group(plan, p.ranks)) for p in portions(bucket, lanes)]
+        groups = [(p, _new_group(plan, p.ranks), levels.of(p)) for p in portions(bucket, lanes)]
         mine = tuple(item for item in groups if rank.rank in item[0].ranks)
         if mine:
             buckets.append((bucket, mine))
@@ -112,6 +115,41 @@ def create_groups(plan: Plan, rank: RankPlan) -> Groups:
         lane=lane,
         share=Share(lane.index(rank.rank), len(lane), shares.get(lane)),
     )
+
+
+class _Levels:
+    """Creates the groups inside and between vendors of one rank's sums; equal ones once, in one order on all ranks."""
+
+    def __init__(self, plan: Plan, rank: RankPlan) -> None:
+        self._plan = plan
+        self._rank = rank.rank
+        self._vendors = {other.rank: other.vendor for other in plan.split.ranks}
+        self._known: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def of(self, portion: Portion) -> LevelGroups | None:
+        """The groups of a portion; None where it needs one level alone, or its updates are shared out."""
+        levels = two_levels(portion.ranks, self._vendors)
+        if levels is None or shares_update(self._plan.split.replicas):
+            return None
+        inside = {island: self._group(island) for island in levels.islands if len(island) > 1}
+        between = [(item, self._group(item.ranks)) for item in levels.exchanges]
+        if self._rank not in portion.ranks:
+            return None
+        island = next(island for island in levels.islands if self._rank in island)
+        return LevelGroups(
+            inside=inside.get(island),
+            size=len(island),
+            between=tuple(
+                (item.start, item.end, group) for item, group in between if self._rank in item.ranks
+            ),
+            start=island.index(self._rank) * levels.of // len(island),
+            of=levels.of,
+        )
+
+    def _group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        if ranks not in self._known:
+            self._known[ranks] = _new_group(self._plan, ranks)
+        return self._known[ranks]
 
 
 def connect_neighbours(
@@ -162,10 +200,12 @@ def connect_sync(plan: Plan, rank: RankPlan, groups: Groups, *, stage: Stage) ->
         members = [ranks[member] for member in bucket.ranks]
         return all_reduce_s(bucket.num_bytes, members, links, at_once=bucket.tp)
 
-    def segment_group(bucket: Bucket, portion: Portion, group: dist.ProcessGroup) -> SegmentGroup:
+    def segment_group(
+        bucket: Bucket, portion: Portion, group: dist.ProcessGroup, levels: LevelGroups | None
+    ) -> SegmentGroup:
         segments = tuple(segments_of(bucket, portion, holding))
         copies = len(lane) // bucket.tp if bucket.part is Part.COPIES else 1
-        return SegmentGroup(group, portion.ranks, segments, copies)
+        return SegmentGroup(group, portion.ranks, segments, copies, levels)
 
     buckets = [
         BucketGroup(

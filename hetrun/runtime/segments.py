@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetrun.runtime.addition import LevelGroups
 from hetrun.runtime.boxes import Box, whole_box
 from hetrun.schedule.portions import Portion
 from hetrun.schedule.sync import Bucket, Part
@@ -58,6 +59,7 @@ class SegmentGroup:
     ranks: tuple[int, ...]
     segments: tuple[Segment, ...]
     copies: int
+    levels: LevelGroups | None = None  # None: all ranks add up at once, in `group`
 
     @property
     def num_bytes(self) -> int:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetrun.model import MIB
+from hetrun.runtime.addition import add_all, added
 from hetrun.runtime.boundary import PeerLostError
 from hetrun.runtime.engine import Timeline
 from hetrun.runtime.segments import BucketGroup, SegmentGroup
@@ -61,8 +62,7 @@ class GradientSync:
         for item in self._buckets:
             start_s = meet(item.groups, timeline)
             for chunks in zip_longest(*map(_chunks, item.groups)):
-                for sum_ in [_Sum(chunk) for chunk in chunks if chunk is not None]:
-                    sum_.finish()
+                add_all(_sum(chunk) for chunk in chunks if chunk is not None)
             timeline.clock.spend(item.planned_s)
             timeline.close_span("sync", None, start_s)
 
@@ -138,36 +138,9 @@ def _chunks(group: SegmentGroup) -> Iterator[_Chunk]:
         yield _Chunk(gradients, group)
 
 
-class _Sum:
-    """A sum over a group that is under way, through one flat tensor in host memory."""
-
-    def __init__(self, chunk: _Chunk) -> None:
-        self._gradients = chunk.gradients
-        self._flat = torch.cat([gradient.flatten() for gradient in chunk.gradients]).cpu()
-        if chunk.by.copies > 1:
-            self._flat.div_(chunk.by.copies)
-        try:
-            self._work = dist.all_reduce(self._flat, group=chunk.by.group, async_op=True)
-        except RuntimeError as error:
-            raise _lost(error) from error
-
-    def finish(self) -> None:
-        """Wait for it and put the gradients back.
-
-        Raises:
-            PeerLostError: a rank is gone.
-        """
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise _lost(error) from error
-        sizes = [gradient.numel() for gradient in self._gradients]
-        for gradient, part in zip(self._gradients, self._flat.split(sizes), strict=True):
-            gradient.copy_(part.view_as(gradient))
-
-
-def _lost(error: RuntimeError) -> PeerLostError:
-    return PeerLostError(f"a rank did not add its gradients: {error}")
+def _sum(chunk: _Chunk) -> Iterator[None]:
+    by = chunk.by
+    return added(chunk.gradients, by.group, levels=by.levels, copies=by.copies)
 
 
 def _gather(values: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
