@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun import arch
-from hetrun.model import MIB, Link, LinkKind, ModelCount, ModelSpec
+from hetrun.model import MIB, Link, LinkKind, ModelCount, ModelSpec, Order, PlanLimits
 from hetrun.planner.drafts import Candidate, Group, judge, narrow_windows, wide_windows
+from hetrun.planner.orders import offers, refined
 from hetrun.planner.problem import Problem, read_problem
 from hetrun.planner.search import search
 from hetrun.planner.shapes import ShapeMaker
 from tests.effort import examples
-from tests.unit.planner_lab import LINKS, WHOLE, Chips, Lab, small_model
+from tests.unit.planner_lab import FREE_LINKS, LINKS, WHOLE, Chips, Lab, small_model
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ def cuts(total: int, size: int) -> Iterator[tuple[int, ...]]:
 
 
 def brute_force(problem: Problem) -> Candidate | None:
-    """Every way to group, order, cut and share out, with narrow and wide windows."""
+    """Every way to group, order, cut and share out, with narrow and wide windows, in the best order that is allowed."""
     maker = ShapeMaker(problem)
     best: Candidate | None = None
     capacity = [len(kind.seats) for kind in problem.kinds]
@@ -65,6 +66,7 @@ def brute_force(problem: Problem) -> Candidate | None:
                         problem,
                         tuple(replace(g, counts=(n,)) for g, n in zip(picked, counts, strict=True)),
                     )
+                    tried = refined(problem, tried) if offers(problem) else tried
                     if best is None or tried.step_s < best.step_s:
                         best = tried
     return best
@@ -235,3 +237,35 @@ def test_hard_ones_are_solved_exactly(name: str) -> None:
     best = brute_force(problem)
     assert best is not None
     assert search(problem).best.step_s == pytest.approx(best.step_s, rel=1e-9)
+
+
+def few_rows(a: int, b: int, batch: int, *, num_layers: int, b_layer_s: float = 1.0) -> Problem:
+    """Zero bubble over whole layers and free links; with so few rows most of a step is bubble."""
+    lab = Lab(
+        chips=[
+            Chips(vendor="a", num_devices=a, layer_s=1.0),
+            Chips(vendor="b", num_devices=b, layer_s=b_layer_s),
+        ],
+        model=small_model(num_layers),
+        batch=batch,
+        rows=(1,),
+        links=FREE_LINKS,
+        limits=PlanLimits(orders=tuple(Order), fractional=False),
+    )
+    return read_problem(lab.facts, lab.profile, lab.recipe, targets={})
+
+
+def test_zero_bubble_that_pays_only_once_bubbles_are_filled_is_found() -> None:
+    # two pipelines of 3 + 3 layers: 12 s in 1F1B, as without pipelines; 3 x 3 s and the first forward with W put off
+    assert search(few_rows(1, 3, 6, num_layers=6)).best.step_s == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize(("a", "b", "b_layer_s"), [(1, 2, 1.0), (2, 2, 1.0), (2, 1, 0.5)])
+def test_zero_bubble_of_few_rows_is_solved_exactly(
+    a: int, b: int, b_layer_s: float, batch: int
+) -> None:
+    problem = few_rows(a, b, batch, num_layers=4, b_layer_s=b_layer_s)
+    best = brute_force(problem)
+    assert best is not None
+    assert search(problem).best.step_s <= best.step_s * (1 + 1e-9)
