@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo demo-3 fix check test test-ssh test-gpu bench soak chaos dead clean
+.PHONY: help setup demo demo-3 fix check lint plain quick test test-ssh test-gpu bench soak chaos dead clean
 
 help:
 	@echo "make demo      set up .venv, then probe -> profile -> plan -> launch -> report on this machine"
@@ -39,16 +39,31 @@ fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: setup
+# In CI, which asks for check and then for test, the quick tests run once, with coverage.
+check: lint $(if $(CI),$(VENV)/.quick,plain)
+
+lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+plain: setup
 	$(BIN)/pytest -q -n auto
 
-test: setup
-	$(BIN)/pytest -q -n auto --cov --cov-fail-under=0 --cov-report=
-	$(BIN)/coverage report --include='hetrun/planner/*,hetrun/schedule/*,hetrun/vendors/*,hetrun/model/*,hetrun/efficiency.py' --fail-under=95
+define counted
+$(BIN)/pytest -q -n auto --cov --cov-fail-under=0 --cov-report=
+$(BIN)/coverage report --include='hetrun/planner/*,hetrun/schedule/*,hetrun/vendors/*,hetrun/model/*,hetrun/efficiency.py' --fail-under=95
+endef
+
+quick: setup
+	$(counted)
+
+$(VENV)/.quick: $(VENV)/.done $(shell find hetrun tests docs recipes inventories -type f -not -name '*.pyc')
+	$(counted)
+	@touch $@
+
+test: setup $(if $(CI),$(VENV)/.quick,quick)
 	$(BIN)/pytest -q -n auto -m 'slow and not ssh and not dist and not gpu and not bench'
 	$(BIN)/pytest -q -n auto -m 'dist and not gpu and not bench'
 	$(BIN)/pytest -q -n auto -m 'ssh and not gpu and not bench'
