@@ -52,6 +52,7 @@ def _run(folder: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.timeout(150)  # half a minute on an idle machine
 def test_chain_over_two_uneven_hosts_trains_as_planned(
     lab: Lab, hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -73,6 +74,7 @@ def test_chain_over_two_uneven_hosts_trains_as_planned(
         host.wait_empty(2.0)
 
 
+@pytest.mark.timeout(150)  # half a minute on an idle machine
 def test_chain_over_three_hosts_one_behind_a_jump_host(
     lab: Lab, hosts: Hosts, tmp_path: Path
 ) -> None:
