@@ -22,6 +22,10 @@ settings.load_profile("busy")
 # of a test would arrive.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The runner's processes share the cores. torch's threads wait for each other while they spin, so two processes with a
+# thread for each core take ten times as long as two with one. What a test starts inherits this; launch sets its own.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 
 @pytest.fixture(autouse=True)
 def no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
