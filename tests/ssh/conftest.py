@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from hetrun.model import Plan
+from tests.ssh.controller_process import Controller, Start
 from tests.ssh.lab import Lab, LabHost, can_build
 
 
@@ -29,3 +32,18 @@ def hosts(three: tuple[LabHost, LabHost, LabHost]) -> Iterator[tuple[LabHost, La
     yield three
     for host in three:
         host.wait_empty(5.0)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Launch a plan in a process of its own, in a folder of the test's; it is ended with the test."""
+    started: list[Controller] = []
+
+    def start(plan: Plan, folder: Path = tmp_path) -> Controller:
+        folder.mkdir(exist_ok=True)
+        started.append(Controller(plan, folder))
+        return started[-1]
+
+    yield start
+    for controller in started:
+        controller.end()

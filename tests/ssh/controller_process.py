@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Protocol
 
 from hetrun import store
 from hetrun.model import Plan, RunOutcome
@@ -47,3 +48,9 @@ class Controller:
         self.process.wait(timeout=GONE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+class Start(Protocol):
+    """What the fixture `start` does."""
+
+    def __call__(self, plan: Plan, folder: Path = ...) -> Controller: ...

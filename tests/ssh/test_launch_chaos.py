@@ -10,14 +10,14 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from hetrun.model import Failure, Plan
-from tests.ssh.controller_process import Controller
+from hetrun.model import Failure
+from tests.ssh.controller_process import Controller, Start
 from tests.ssh.lab import Lab, LabHost, call, parent
 from tests.ssh.launches import GONE_S, Hosts, job_pids, lab_plan
 
@@ -56,23 +56,13 @@ QUICK = ("rank killed", "link cut")  # in every run of CI
 ROUNDS = 3
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[Plan], Controller]]:
-    started: list[Controller] = []
+@pytest.fixture(autouse=True)
+def small_disk(tmp_path: Path) -> Iterator[None]:
+    """Runs go to a disk that a fault can fill."""
     (tmp_path / "runs").mkdir()
     call("mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path / "runs"))
-
-    def start(plan: Plan) -> Controller:
-        started.append(Controller(plan, tmp_path))
-        return started[-1]
-
-    yield start
-    for controller in started:
-        controller.end()
+    yield
     call("umount", str(tmp_path / "runs"))
-
-
-Start = Callable[[Plan], Controller]
 
 
 @pytest.mark.parametrize("name", QUICK)

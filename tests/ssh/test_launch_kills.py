@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hetrun.model import Plan
-from tests.ssh.controller_process import Controller
+from tests.ssh.controller_process import Start
 from tests.ssh.lab import Lab, LabHost
 from tests.ssh.launches import (
     GONE_S,
@@ -25,22 +24,6 @@ from tests.ssh.launches import (
 from tests.ssh.plans import fake_env, make_plan
 
 pytestmark = pytest.mark.ssh
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[Plan], Controller]]:
-    started: list[Controller] = []
-
-    def start(plan: Plan) -> Controller:
-        started.append(Controller(plan, tmp_path))
-        return started[-1]
-
-    yield start
-    for controller in started:
-        controller.end()
-
-
-Start = Callable[[Plan], Controller]
 
 
 def test_a_killed_controller_leaves_nothing(hosts: Hosts, tmp_path: Path, start: Start) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,13 @@ import pytest
 
 from hetrun import store
 from hetrun.model import CheckpointSpec, Plan, RunOutcome
-from tests.ssh.controller_process import Controller
+from tests.ssh.controller_process import Start
 from tests.ssh.launches import GONE_S, Hosts, job_pids, lab_plan, launch_fake, run_dir
 from tests.ssh.plans import Recorder
 
 pytestmark = pytest.mark.ssh
 SAVES = {"HETRUN_FAKE_SAVE_EVERY": "2", "HETRUN_FAKE_BEATS": "1"}
 LONG = {**SAVES, "HETRUN_FAKE_STEPS": "500"}
-Start = Callable[[Plan], Controller]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Controller] = []
-
-    def start(plan: Plan) -> Controller:
-        started.append(Controller(plan, tmp_path))
-        return started[-1]
-
-    yield start
-    for controller in started:
-        controller.end()
 
 
 def saving_plan(hosts: Hosts, meet: Path, fault: str = "", **launch: Any) -> Plan:

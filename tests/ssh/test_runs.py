@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,27 +12,12 @@ from typer.testing import CliRunner
 from hetrun.cli.app import app
 from hetrun.errors import ConfigError
 from hetrun.launch import runs
-from hetrun.model import CheckpointSpec, Plan
-from tests.ssh.controller_process import Controller
+from hetrun.model import CheckpointSpec
+from tests.ssh.controller_process import Start
 from tests.ssh.launches import GONE_S, Hosts, job_folders, lab_plan, run_dir
 
 pytestmark = pytest.mark.ssh
 LONG = {"HETRUN_FAKE_STEPS": "500", "HETRUN_FAKE_SAVE_EVERY": "400"}
-Start = Callable[[Plan, Path], Controller]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    started: list[Controller] = []
-
-    def start(plan: Plan, folder: Path) -> Controller:
-        folder.mkdir(exist_ok=True)
-        started.append(Controller(plan, folder))
-        return started[-1]
-
-    yield start
-    for controller in started:
-        controller.end()
 
 
 def test_a_run_is_listed_read_and_stopped_in_order(
