@@ -219,13 +219,8 @@ def show_outcome(outcome: RunOutcome, run_dir: Path, *, as_json: bool) -> None:
             _say(Text(f"and {count(len(others) - _MOST_FAILURES, 'more failure')}, in launch.json"))
     for restart in outcome.restarts:
         cause = "" if restart.failure is None else _failure(": ", restart.failure)
-        step = restart.checkpoint_step
-        origin = "the newest checkpoint" if step is None else f"the checkpoint of step {step}"
-        _say(
-            cell(
-                f"restart {restart.number} from {origin}, after exit code {restart.exit_code}{cause}"
-            )
-        )
+        code = restart.exit_code
+        _say(cell(f"restart {restart.number} from {restart.origin}, after exit code {code}{cause}"))
     for warning in outcome.warnings:
         _say(cell(f"warning: {warning}", "yellow"))
     for host in outcome.not_clean:

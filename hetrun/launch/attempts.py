@@ -66,24 +66,21 @@ class Attempts:
     def _note(self, outcome: RunOutcome, endings: list[Ending], verdict: Verdict) -> None:
         """Keep and say what happens now."""
         written = [ending.checkpoint_step for ending in endings if ending.checkpoint_step]
-        step = written[-1] if written else None
         failure = outcome.failures[0] if outcome.failures else None
-        self._restarts.append(
-            Restart(
-                number=len(endings),
-                when_s=time.time(),
-                exit_code=outcome.exit_code,
-                failure=failure,
-                checkpoint_step=step,
-            )
+        restart = Restart(
+            number=len(endings),
+            when_s=time.time(),
+            exit_code=outcome.exit_code,
+            failure=failure,
+            checkpoint_step=written[-1] if written else None,
         )
-        origin = "the newest checkpoint" if step is None else f"the checkpoint of step {step}"
+        self._restarts.append(restart)
         where = failure.host if failure else self._plan.hosts[0].name
         rank = "" if failure is None or failure.rank is None else f"rank {failure.rank} "
         what = f"{rank}{failure.what}" if failure else outcome.status
         self._observer.on_status(
             where,
-            f"{what}; restart {len(endings)} of {self._limits.max_restarts} from {origin}"
+            f"{what}; restart {restart.number} of {self._limits.max_restarts} from {restart.origin}"
             f" in {verdict.wait_s:g} s",
         )
 

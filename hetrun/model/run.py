@@ -204,6 +204,13 @@ class Restart(Noun):
     failure: Failure | None  # its root cause
     checkpoint_step: int | None
 
+    @property
+    def origin(self) -> str:
+        """Where training goes on, in words."""
+        if self.checkpoint_step is None:
+            return "the newest checkpoint"
+        return f"the checkpoint of step {self.checkpoint_step}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome(Noun):
