@@ -36,7 +36,7 @@ from hetrun.transport.guard_host import (
     find_torch,
     free_port,
     has_bundle,
-    is_locked,
+    is_held,
     need_readable,
     open_base,
 )
@@ -108,9 +108,9 @@ class Examination:
         if bundle_path(self.base, sha256).exists() and not has_bundle(self.base, sha256):
             self.say("bundle", "note", "worker code there is damaged and will be sent again")
         jobs = self.base / "jobs"
-        alive = [path for path in jobs.glob("*/lock") if is_locked(path)] if jobs.is_dir() else []
+        alive = [path for path in jobs.iterdir() if is_held(path)] if jobs.is_dir() else []
         if alive:
-            names = ", ".join(sorted(path.parent.name for path in alive)[:5])
+            names = ", ".join(sorted(path.name for path in alive)[:5])
             self.say(
                 "leftovers",
                 "warning",

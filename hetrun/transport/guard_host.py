@@ -130,12 +130,19 @@ def _try_lock(path: Path) -> int | None:
     return lock
 
 
-def is_locked(path: Path) -> bool:
-    """Say whether a job holds this lock: it is alive."""
-    lock = _try_lock(path)
-    if lock is not None:
+def is_held(folder: Path) -> bool:
+    """Say whether a guard, or its job's first process, holds the lock of its folder. Makes no file."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
         os.close(lock)
-    return lock is None
+    return False
 
 
 def bundle_path(base: Path, sha256: str) -> Path:

@@ -6,7 +6,6 @@ Needs the standard library only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ import signal
 import time
 from pathlib import Path
 
+from hetrun.transport.guard_host import is_held
 from hetrun.transport.guard_proc import stat_fields
 
 _RECORD = "guard.json"
@@ -40,29 +40,14 @@ def sweep(base: Path, run_id: str) -> dict[str, list[str]]:
     ended: list[str] = []
     left: list[str] = []
     for folder in sorted((base / "jobs").glob("*")):
-        if folder.name.rpartition("-")[0] != run_id or not _is_held(folder):
+        if folder.name.rpartition("-")[0] != run_id or not is_held(folder):
             continue
         _end_guard(folder)
-        (left if _is_held(folder) else ended).append(folder.name)
+        (left if is_held(folder) else ended).append(folder.name)
     for folder in sorted((base / "jobs").glob("*")):
-        if folder.name.rpartition("-")[0] == run_id and not _is_held(folder):
+        if folder.name.rpartition("-")[0] == run_id and not is_held(folder):
             shutil.rmtree(folder / "env", ignore_errors=True)  # it may hold secrets
     return {"ended": ended, "left": left}
-
-
-def _is_held(folder: Path) -> bool:
-    """Say whether a guard, or its job's first process, still holds the folder's lock."""
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _end_guard(folder: Path) -> None:
@@ -84,5 +69,5 @@ def _end_guard(folder: Path) -> None:
 
 def _wait_free(folder: Path) -> None:
     deadline_s = time.monotonic() + _END_S
-    while _is_held(folder) and time.monotonic() < deadline_s:
+    while is_held(folder) and time.monotonic() < deadline_s:
         time.sleep(0.05)
