@@ -103,6 +103,7 @@ def preflight_script(spec: HostSpec, module: str, config: Mapping[str, Any], *, 
 def _sources() -> list[tuple[str, str]]:
     root = Path(__file__).parents[1]
     names = (
+        "greeting",
         "transport.guard_host",
         "preflight.onhost_tools",
         "preflight.onpair",

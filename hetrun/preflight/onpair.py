@@ -1,13 +1,11 @@
 """Runs on each host beside all others: calls every peer on its data address and has 1 MiB echoed.
 
 Standard library only; sent as source. Strangers on the network are let in nowhere: both ends prove that they hold
-the one-time token, which never travels.
+the one-time token (`hetrun/greeting.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import queue
 import socket
@@ -15,7 +13,8 @@ import threading
 import time
 from typing import Any
 
-NONCE_BYTES = 32
+from hetrun.greeting import family_of, greet, listen, receive
+
 ATTEMPT_S = 2.0
 RETRY_S = 0.05
 AT_ONCE = 8
@@ -60,7 +59,7 @@ class _Server:
         self._ends_s = ends_s
         self._size = int(config["echo_bytes"])
         self._served = threading.Semaphore(0)
-        self._socket = _listen(config["addr"], config["ports"])
+        self._socket = listen(config["addr"], config["ports"], backlog=128)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def await_all(self, count: int) -> None:
@@ -89,23 +88,6 @@ class _Server:
                 self._served.release()
         except OSError:  # the caller says what went wrong
             return
-
-
-def _listen(addr: str, ports: list[int]) -> socket.socket:
-    """Listen on this address only, at the first port that is free."""
-    last: OSError = OSError("no port given")
-    for port in ports:
-        listener = socket.socket(family_of(addr), socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((addr, port))
-            listener.listen(128)
-        except OSError as error:
-            listener.close()
-            last = error
-            continue
-        return listener
-    raise last
 
 
 def _call(
@@ -155,36 +137,3 @@ def _measure(stream: socket.socket, size: int) -> dict[str, Any]:
         return {"error": "what came back was not what was sent"}
     # There and back one after the other, since the peer answers when it has all.
     return {"latency_s": shortest_s / 2, "bytes_per_s": 2 * size / max(took_s, 1e-9)}
-
-
-def greet(stream: socket.socket, token: bytes, *, is_server: bool) -> bool:
-    """Prove that we hold the token and see that the other does: each signs both nonces with its own name."""
-    own = os.urandom(NONCE_BYTES)
-    stream.sendall(own)
-    other = receive(stream, NONCE_BYTES)
-    both = own + other if is_server else other + own
-    names = (b"server", b"client") if is_server else (b"client", b"server")
-    stream.sendall(_sign(token, names[0] + both))
-    return hmac.compare_digest(
-        receive(stream, hashlib.sha256().digest_size), _sign(token, names[1] + both)
-    )
-
-
-def _sign(token: bytes, text: bytes) -> bytes:
-    return hmac.new(token, text, hashlib.sha256).digest()
-
-
-def receive(stream: socket.socket, size: int) -> bytes:
-    """Return exactly so many bytes; OSError where they do not come."""
-    data = bytearray()
-    while len(data) < size:
-        part = stream.recv(min(1 << 18, size - len(data)))
-        if not part:
-            raise ConnectionResetError(104, "closed in the middle of an echo")
-        data += part
-    return bytes(data)
-
-
-def family_of(addr: str) -> socket.AddressFamily:
-    """Address family of a numeric address."""
-    return socket.AF_INET6 if ":" in addr else socket.AF_INET

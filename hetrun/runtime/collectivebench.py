@@ -30,8 +30,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hetrun.errors import ConfigError, JobError
+from hetrun.greeting import receive
 from hetrun.model import CurvePoint
-from hetrun.runtime.handshake import Appointment, await_client, find_server, listen, receive
+from hetrun.runtime.handshake import Appointment, await_client, find_server, listen
 from hetrun.runtime.job import decode, read_json
 from hetrun.runtime.process import leave, measuring
 

@@ -1,25 +1,24 @@
 """How two processes on two hosts find each other: a random port, and proof that both hold the same one-time token.
 
-The token never travels, so a stranger learns nothing and is let in nowhere. What is said then is left to
-`linkbench.py` and `collectivebench.py`. Standard library only.
+The proof is `hetrun/greeting.py`; what is said then is left to `linkbench.py` and `collectivebench.py`. Standard
+library only.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import errno
 import logging
-import secrets
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetrun import greeting
 from hetrun.errors import JobError, PreflightError
+from hetrun.greeting import NONCE_BYTES, family_of
 
 log = logging.getLogger(__name__)
 
-NONCE_BYTES = 32
 _HANDSHAKE_S = 3.0  # a stranger may hold the server up for so long
 _RETRY_S = 0.1
 
@@ -47,19 +46,14 @@ def listen(addr: str, ports: Sequence[int]) -> socket.socket:
     Raises:
         PreflightError: the address is not one of this host, or all ports are taken.
     """
-    for port in ports:
-        listener = socket.socket(_family(addr), socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((addr, port))
-            listener.listen(16)
-        except OSError as error:
-            listener.close()
-            if isinstance(error, PermissionError) or "in use" not in str(error):
-                raise PreflightError(f"cannot listen on {addr}: {error.strerror}") from error
-            continue
-        return listener
-    raise PreflightError(f"ports {list(ports)} of {addr} are all taken")
+    try:
+        return greeting.listen(addr, ports, backlog=16)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            what = f"ports {list(ports)} of {addr} are all taken"
+        else:
+            what = f"cannot listen on {addr}: {error.strerror}"
+        raise PreflightError(what) from error
 
 
 def await_client(where: Appointment) -> socket.socket:
@@ -77,7 +71,7 @@ def await_client(where: Appointment) -> socket.socket:
                 stream, _ = listener.accept()
             except TimeoutError:
                 continue
-            if _greet(stream, where.token, mine=b"server", theirs=b"client"):
+            if _greet(stream, where, is_server=True):
                 return stream
             stream.close()
             log.warning("a stranger called; not measured")
@@ -97,12 +91,12 @@ def find_server(where: Appointment) -> socket.socket:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
-            stream = socket.socket(_family(where.server_addr), socket.SOCK_STREAM)
+            stream = socket.socket(family_of(where.server_addr), socket.SOCK_STREAM)
             try:
                 stream.settimeout(min(left_s, _HANDSHAKE_S))
                 stream.bind((where.client_addr, 0))
                 stream.connect((where.server_addr, port))
-                if _greet(stream, where.token, mine=b"client", theirs=b"server"):
+                if _greet(stream, where, is_server=False):
                     return stream
                 last = f"port {port} belongs to somebody else"
             except OSError as error:
@@ -115,41 +109,10 @@ def find_server(where: Appointment) -> socket.socket:
     )
 
 
-def receive(stream: socket.socket, size: int) -> bytes:
-    """Return exactly so many bytes.
-
-    Raises:
-        OSError: closed before, or silent for longer than the stream's timeout.
-    """
-    data = bytearray()
-    while len(data) < size:
-        part = stream.recv(size - len(data))
-        if not part:
-            raise ConnectionResetError("closed in the middle of a message")
-        data += part
-    return bytes(data)
-
-
-def _greet(stream: socket.socket, token: str, *, mine: bytes, theirs: bytes) -> bool:
-    """Prove that we hold the token and see that the other does: each signs both nonces with its own name."""
+def _greet(stream: socket.socket, where: Appointment, *, is_server: bool) -> bool:
+    """Say whether the other end holds the token, too; one that is silent or goes away does not."""
     stream.settimeout(_HANDSHAKE_S)
-    own = secrets.token_bytes(NONCE_BYTES)
     try:
-        stream.sendall(own)
-        other = receive(stream, NONCE_BYTES)
-        nonces = {mine: own, theirs: other}
-        both = nonces[b"client"] + nonces[b"server"]
-        stream.sendall(_sign(token, mine + both))
-        return hmac.compare_digest(
-            receive(stream, hashlib.sha256().digest_size), _sign(token, theirs + both)
-        )
+        return greeting.greet(stream, bytes.fromhex(where.token), is_server=is_server)
     except OSError:
         return False
-
-
-def _sign(token: str, text: bytes) -> bytes:
-    return hmac.new(bytes.fromhex(token), text, hashlib.sha256).digest()
-
-
-def _family(addr: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in addr else socket.AF_INET

@@ -26,7 +26,8 @@ from enum import Enum
 from pathlib import Path
 
 from hetrun.errors import ConfigError, JobError
-from hetrun.runtime.handshake import Appointment, await_client, find_server, receive
+from hetrun.greeting import receive
+from hetrun.runtime.handshake import Appointment, await_client, find_server
 from hetrun.runtime.job import decode, read_json
 from hetrun.runtime.process import measuring
 

@@ -12,7 +12,16 @@ from pathlib import Path
 import hetrun
 
 # What runs on a host: standard library and torch only. A folder means all Python files below it.
-WORKER_SIDE = ("__init__.py", "errors.py", "arch", "model", "schedule", "runtime", "bridge")
+WORKER_SIDE = (
+    "__init__.py",
+    "errors.py",
+    "greeting.py",
+    "arch",
+    "model",
+    "schedule",
+    "runtime",
+    "bridge",
+)
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 

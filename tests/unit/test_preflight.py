@@ -13,6 +13,7 @@ import pytest
 from hetrun.cli.preflight import preflight_view
 from hetrun.cli.render import talk
 from hetrun.errors import ConfigError
+from hetrun.greeting import greet
 from hetrun.launch.wants import wants_of
 from hetrun.model import (
     CheckedHost,
@@ -26,7 +27,6 @@ from hetrun.model import (
 from hetrun.preflight import CHECKS, check_skips, refuse
 from hetrun.preflight.ask import findings, number, plain, preflight_script, text
 from hetrun.preflight.compare import compare, pair_findings
-from hetrun.preflight.onpair import greet
 from tests.ssh.plans import make_plan
 
 A, B, C = (
