@@ -28,7 +28,7 @@ from hetrun.launch.supervise import Interrupted, Signals, Supervisor
 from hetrun.launch.wants import wants_of
 from hetrun.model import Plan, RunOutcome, Severity, plan_sha
 from hetrun.preflight import check_skips, preflight, refuse
-from hetrun.preflight.addresses import check_together, choose_addresses
+from hetrun.preflight.addresses import choose_addresses
 from hetrun.transport.bundle import Bundle, build_bundle
 from hetrun.transport.connect import one_connection_per_host
 
@@ -128,8 +128,6 @@ class Run:
                 host, f"ready: torch {answer.torch}, {answer.addr} on {answer.nic}"
             ),
         )
-        for text in check_together(ready):
-            self._monitor.warn(text)
         hosts.measure_clocks(self._monitor.on_clock)
         for host, found in self._monitor.hosts.items():
             if abs(found.offset_s) > _SKEW_WARN_S:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from hetrun.model import CheckedHost, Finding, PairTiming, Severity
-from hetrun.preflight.addresses import LOOPBACK, torch_conflict, torch_version
+from hetrun.preflight.addresses import LOOPBACK
 
 CLOCK_WARN_S = 2.0
 CLOCK_REFUSE_S = 10.0
@@ -40,7 +40,7 @@ def _clocks(hosts: Sequence[CheckedHost]) -> Iterator[Finding]:
 def _torch(hosts: Sequence[CheckedHost]) -> Iterator[Finding]:
     versions = {host.name: host.torch for host in hosts if host.torch}
     for host, version in versions.items():
-        if torch_version(version) < OLDEST_TORCH:
+        if _version(version) < OLDEST_TORCH:
             yield Finding(
                 check="torch-versions",
                 host=host,
@@ -48,7 +48,7 @@ def _torch(hosts: Sequence[CheckedHost]) -> Iterator[Finding]:
                 what=f"torch {version} is too old, need 2.4 or newer",
                 fix="set `python` of the host to an interpreter with a newer torch",
             )
-    conflict = torch_conflict(versions)
+    conflict = _conflict(versions)
     if conflict is not None:
         first, other = conflict
         yield Finding(
@@ -67,6 +67,25 @@ def _torch(hosts: Sequence[CheckedHost]) -> Iterator[Finding]:
             severity=Severity.NOTE,
             what=f"versions of torch differ: {words} of the hosts; they can meet",
         )
+
+
+def _conflict(versions: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return a host whose torch cannot meet that of another, and the other; None where all can meet.
+
+    Gloo's keys in the store changed in 2.6: both sides would sit out their whole timeout.
+    """
+    old = [host for host, text in versions.items() if _version(text) < (2, 6)]
+    new = [host for host in versions if host not in old]
+    return (old[0], new[0]) if old and new else None
+
+
+def _version(text: str) -> tuple[int, int]:
+    """Return major and minor number; a high one where a vendor counts in its own way."""
+    parts = text.split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return 99, 0  # a vendor's own numbering tells nothing
 
 
 def _mtus(hosts: Sequence[CheckedHost]) -> Iterator[Finding]:

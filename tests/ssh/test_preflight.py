@@ -35,6 +35,15 @@ from tests.ssh.odd_hosts import PATH_OF_STUBS, add_nodes
 
 pytestmark = pytest.mark.ssh
 PUBLIC = "8.8.9.9"  # inside the lab's own network only
+# On PYTHONPATH it lets an interpreter say that its torch is an old one.
+OLD_TORCH = """
+import pathlib
+read = pathlib.Path.read_text
+def read_text(self, *args, **more):
+    is_version = self.parts[-2:] == ("torch", "version.py")
+    return "__version__ = '2.5.1'" if is_version else read(self, *args, **more)
+pathlib.Path.read_text = read_text
+"""
 
 
 def look(*wants: Wants, skip: tuple[str, ...] = ()) -> PreflightReport:
@@ -245,18 +254,22 @@ def test_launch_refuses_with_exit_code_3_and_goes_on_where_it_was_told_to(
 
 def test_skipped_checks_are_recorded_with_the_run(hosts: Hosts, tmp_path: Path) -> None:
     plan = lab_plan(hosts, tmp_path / "meet")
-    off = replace(plan, hosts=(plan.hosts[0], hosts[1].spec(data_addr=PUBLIC)))
+    (tmp_path / "sitecustomize.py").write_text(OLD_TORCH)
+    odd = hosts[1].spec(data_addr=PUBLIC, env={"PYTHONPATH": str(tmp_path)})
+    off = replace(plan, hosts=(plan.hosts[0], odd))
     hosts[1].inside("ip", "addr", "add", f"{PUBLIC}/32", "dev", "eth0")
     hosts[0].inside("ip", "route", "add", f"{PUBLIC}/32", "dev", "eth0")
     try:
-        with pytest.raises(PreflightError, match="is a public address"):
+        with pytest.raises(PreflightError, match="is a public address") as caught:
             launch_fake(off, tmp_path)
-        outcome = launch_fake(off, tmp_path / "again", skip=("public",))
+        outcome = launch_fake(off, tmp_path / "again", skip=("public", "torch-versions"))
     finally:
         hosts[1].inside("ip", "addr", "del", f"{PUBLIC}/32", "dev", "eth0")
         hosts[0].inside("ip", "route", "del", f"{PUBLIC}/32", "dev", "eth0")
-    assert (outcome.status, outcome.skipped) == ("done", ("public",))
-    assert any("public (skipped)" in warning for warning in outcome.warnings)
+    assert "torch 2.5.1 cannot meet torch" in caught.value.message
+    assert (outcome.status, outcome.skipped) == ("done", ("public", "torch-versions"))
+    for check in outcome.skipped:
+        assert any(f"{check} (skipped)" in warning for warning in outcome.warnings)
 
 
 def _inventory(folder: Path, lab: Lab, lines: str) -> Path:

@@ -46,12 +46,14 @@ def test_like_hosts_give_no_findings() -> None:
 def test_what_differs_between_hosts_is_named() -> None:
     assert _found(A, replace(B, clock_offset_s=-11.0)) == [("b", "clock", "error")]
     assert _found(A, replace(B, clock_offset_s=2.5)) == [("b", "clock", "warning")]
-    assert _found(A, replace(B, torch="2.5.1")) == [("b", "torch-versions", "error")]
+    assert _found(A, replace(B, torch="2.5.1+x")) == [("b", "torch-versions", "error")]
     assert _found(replace(A, torch="2.3.0")) == [("a", "torch-versions", "error")]
-    assert _found(A, replace(B, torch="2.6.0")) == [("a", "torch-versions", "note")]
+    for torch in ("2.6.0", "2.13.0+cpu", "unknown"):
+        assert _found(A, replace(B, torch=torch)) == [("a", "torch-versions", "note")]
     mtus = [replace(host, mtu=9000) for host in (A, B)]
     assert _found(*mtus, replace(C, mtu=1500)) == [("c", "mtu", "warning")]
     assert _found(A, replace(B, addr="127.0.1.1")) == [("b", "address", "error")]
+    assert compare([replace(A, addr="127.0.0.1"), replace(B, addr="127.0.0.1")], {}) == []
     assert _found(A, replace(B, addr="9.9.9.9")) == [("b", "public", "error")]
     assert _found(A, replace(B, addr="fd00::1")) == []
 

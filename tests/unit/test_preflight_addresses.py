@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hetrun.errors import PreflightError
 from hetrun.model import Connection, HostSpec
-from hetrun.preflight.addresses import check_together, choose_addresses
-from hetrun.transport.jobs import Ready
+from hetrun.preflight.addresses import choose_addresses
 
 LOCAL = HostSpec(name="me", connection=Connection.LOCAL)
 SSH = HostSpec(name="a1", addr="gate.example")
@@ -44,27 +41,3 @@ def test_this_machine_among_others_needs_an_address_they_can_reach() -> None:
     assert "`data_addr` of me" in (caught.value.hint or "")
     spec = HostSpec(name="me", connection=Connection.LOCAL, data_addr="10.0.0.1")
     assert _choose(spec, SSH)["me"][0] == "10.0.0.1"
-
-
-def _ready(**changes: Any) -> Ready:
-    values = {"folder": "/f", "python": "/p", "torch": "2.9.1", "addr": "10.0.0.1"}
-    return Ready(**{**values, "nic": "eth0", "boot": "one", **changes})
-
-
-def test_a_loopback_address_on_two_machines_is_refused() -> None:
-    ready = {"a": _ready(addr="127.0.1.1"), "b": _ready(boot="two")}
-    with pytest.raises(PreflightError, match="another machine on every host") as caught:
-        check_together(ready)
-    assert caught.value.host == "a"
-    assert check_together({"a": _ready(addr="127.0.0.1"), "b": _ready(addr="127.0.0.1")}) == []
-
-
-def test_torch_before_2_6_does_not_meet_a_newer_one() -> None:
-    with pytest.raises(PreflightError, match=r"torch 2\.5\.1\+x cannot meet torch 2\.6\.0 on b"):
-        check_together({"a": _ready(torch="2.5.1+x"), "b": _ready(torch="2.6.0")})
-    assert check_together({"a": _ready(torch="2.6.0"), "b": _ready(torch="2.13.0+cpu")}) == []
-    assert check_together({"a": _ready(torch="unknown"), "b": _ready(torch="2.13.0")}) == []
-
-
-def test_a_public_address_is_warned_about() -> None:
-    assert "public address" in check_together({"a": _ready(addr="8.8.8.8")})[0]
