@@ -45,47 +45,53 @@ class WorkerCode:
     extra: Mapping[str, bytes] = field(default_factory=dict)
 
 
-class Run:
-    """State of one launch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all attempts of one launch share."""
 
-    def __init__(
-        self, plan: Plan, run_dir: RunDir, observer: Observer, *, signals: Signals, code: WorkerCode
-    ) -> None:
+    run_dir: RunDir
+    observer: Observer
+    signals: Signals
+    code: WorkerCode
+    hidden: Mapping[str, str]  # values of secrets by name
+    skip: tuple[str, ...]  # checks of preflight
+
+
+class Run:
+    """State of one attempt, counted from 1."""
+
+    def __init__(self, plan: Plan, shared: Shared, *, attempt: int) -> None:
         self._plan = plan
-        self._run_dir = run_dir
-        self._observer = observer
-        self._signals = signals
-        self._code = code
+        self._run_dir = shared.run_dir
+        self._observer = shared.observer
+        self._signals = shared.signals
+        self._shared = shared
+        self._attempt = attempt
         self._started = datetime.now(timezone.utc)
         self._started_s = time.monotonic()
-        self._monitor = Monitor(plan, run_dir, observer)
-        self._skipped: tuple[str, ...] = ()
+        self._monitor = Monitor(plan, shared.run_dir, shared.observer)
         self._has_outcome = False
-        self._attempt = 1
         self.ending = Ending(exit_code=ExitCode.INTERNAL)  # until there is one
 
-    def run(
-        self, hidden: Mapping[str, str], skip: tuple[str, ...] = (), attempt: int = 1
-    ) -> RunOutcome:
+    def run(self) -> RunOutcome:
         """Do all of it; launch.json is there afterwards, whatever happened.
 
         Raises:
             HetrunError: the run did not get to start, or its folder cannot be written.
         """
-        self._skipped, self._attempt = skip, attempt
         try:
             with one_connection_per_host():
-                return self._run(hidden)
+                return self._run()
         finally:
             if not self._has_outcome:
                 self._note_bug(sys.exc_info()[1])
 
-    def _run(self, hidden: Mapping[str, str]) -> RunOutcome:
+    def _run(self) -> RunOutcome:
         hosts = Hosts(self._plan, tick=self._signals.raise_if_any)
         supervisor = None
         try:
             self._run_dir.save_plan(self._plan)
-            files = self._prepare(hosts, hidden)
+            files = self._prepare(hosts)
             supervisor = Supervisor(
                 hosts,
                 self._monitor,
@@ -114,11 +120,11 @@ class Run:
             raise supervisor.storage_error
         return self._finish(outcome)
 
-    def _prepare(self, hosts: Hosts, hidden: Mapping[str, str]) -> dict[str, HostFiles]:
+    def _prepare(self, hosts: Hosts) -> dict[str, HostFiles]:
         """Check each host and all together, connect, and work out what each gets."""
         for spec in self._plan.hosts:
             self._observer.on_status(spec.name, "connecting")
-        bundle = build_bundle(self._code.extra)
+        bundle = build_bundle(self._shared.code.extra)
         self._check(bundle)
         ready = hosts.prepare(
             self._run_dir.run_id,
@@ -147,8 +153,8 @@ class Run:
                 node_rank,
                 meeting=meeting,
                 nic=ready[spec.name].nic,
-                secrets=hidden,
-                module=self._code.module,
+                secrets=self._shared.hidden,
+                module=self._shared.code.module,
             )
             for node_rank, spec in enumerate(self._plan.hosts)
         }
@@ -161,7 +167,7 @@ class Run:
         found = preflight(
             wants,
             bundle=bundle,
-            skip=self._skipped,
+            skip=self._shared.skip,
             progress=lambda host, words: self._observer.on_status(host, f"preflight: {words}"),
             tick=self._signals.raise_if_any,
         )
@@ -255,7 +261,7 @@ class Run:
             status=status,
             failures=tuple(to_failure(piece) for piece in pieces),
             warnings=tuple(self._monitor.warnings),
-            skipped=self._skipped,
+            skipped=self._shared.skip,
             not_clean=not_clean,
         )
 
@@ -302,8 +308,17 @@ def launch(
         run_dir = RunDir(run_root, plan.recipe.name, now, hidden.values())
         note_controller(run_dir)
 
+        shared = Shared(
+            run_dir=run_dir,
+            observer=observer,
+            signals=signals,
+            code=code or WorkerCode(),
+            hidden=hidden,
+            skip=skip,
+        )
+
         def attempt(number: int) -> tuple[RunOutcome, Ending]:
-            run = Run(plan, run_dir, observer, signals=signals, code=code or WorkerCode())
-            return run.run(hidden, skip, number), run.ending
+            run = Run(plan, shared, attempt=number)
+            return run.run(), run.ending
 
         return Attempts(plan, run_dir, observer, signals).run(attempt)
