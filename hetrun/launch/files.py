@@ -67,9 +67,8 @@ class HostCommand:
     argv: tuple[str, ...]
     env: dict[str, str]
     rank_env: dict[str, dict[str, str]]  # by rank; what is not in env
-    files: dict[
-        str, str
-    ]  # path below the job's folder -> sha256, hidden where secrets would go into it
+    # path below the job's folder -> sha256, hidden where secrets would go into it
+    files: dict[str, str]
     opened_by: str  # how the interpreter is found there
 
     def __str__(self) -> str:

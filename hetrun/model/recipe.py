@@ -194,9 +194,8 @@ class LaunchSpec(Noun):
     """How a run is started and watched. `env` goes to every rank; `secrets` names variables of the controller."""
 
     start_timeout_s: float = 120.0
-    step_timeout_s: float | None = (
-        None  # no progress on any rank for so long is a hang; None: 60 s or 5 steps
-    )
+    # no progress on any rank for so long is a hang; None: 60 s or 5 steps
+    step_timeout_s: float | None = None
     lease_s: float = 15.0  # a host that hears nothing for so long stops its ranks
     stop_grace_s: float = 5.0
     save_grace_s: float = 60.0  # after the first Ctrl-C, for the step and its checkpoint

@@ -55,9 +55,8 @@ class Wants:
     import_torch: bool = True  # else only its version is looked up, which takes no time
     device: str | None = None  # torch device that must have `num_devices`
     num_devices: int = 0
-    plugins: tuple[
-        str, ...
-    ] = ()  # imported where they are installed; where `device` is set they must be
+    # imported where they are installed; where `device` is set they must be
+    plugins: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()  # patterns of device nodes that nobody else should hold
     readable: tuple[str, ...] = ()
     num_ranks: int = 1
