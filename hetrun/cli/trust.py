@@ -50,7 +50,7 @@ def trust_hosts(
     errors: list[HetrunError] = []
     for spec in loaded.hosts:
         try:
-            became, _ = trust(spec, ask.accept)
+            became = trust(spec, ask.accept)
         except HetrunError as error:
             errors.append(error)
             continue

@@ -34,10 +34,8 @@ class Trust(Enum):
     REFUSED = "not accepted"
 
 
-def trust(
-    spec: HostSpec, accept: Callable[[OfferedKey], bool]
-) -> tuple[Trust, tuple[OfferedKey, ...]]:
-    """Connect hop by hop, ask for each unknown key, pin what is accepted; return what became of it and the keys asked for.
+def trust(spec: HostSpec, accept: Callable[[OfferedKey], bool]) -> Trust:
+    """Connect hop by hop, ask for each unknown key, pin what is accepted; return what became of the host.
 
     Raises:
         HostKeyError: a key is not the known one; nothing is pinned, whatever `accept` says.
@@ -45,8 +43,8 @@ def trust(
         StorageError: the pin file cannot be written.
     """
     if spec.connection is Connection.LOCAL:
-        return Trust.LOCAL, ()
-    asked: list[OfferedKey] = []
+        return Trust.LOCAL
+    became = Trust.KNOWN
     for _ in range(_MOST_HOPS):
         transport = SshTransport(spec)
         try:
@@ -63,14 +61,14 @@ def trust(
                 known_as=known_name(target),
                 fingerprint=fingerprint(cause.key),
             )
-            asked.append(offered)
             if not accept(offered):
-                return Trust.REFUSED, tuple(asked)
+                return Trust.REFUSED
             pin(target, cause.key, pin_file())
+            became = Trust.PINNED
         except AuthError:
             if transport.last_target is None or transport.last_target.name != spec.name:
                 raise
             break  # its key is known; letting us in is another matter
         finally:
             transport.close()
-    return (Trust.PINNED if asked else Trust.KNOWN), tuple(asked)
+    return became
