@@ -40,10 +40,11 @@ def on_all(
         at_once=at_once,
     )
     names = {future: host for host, future in futures.items()}
+    timeout_s = _TICK_S if tick else None
     try:
         waiting: set[Future[T | HetrunError]] = set(names)
         while waiting:
-            done, waiting = wait(waiting, timeout=_TICK_S, return_when="FIRST_COMPLETED")
+            done, waiting = wait(waiting, timeout=timeout_s, return_when="FIRST_COMPLETED")
             for host in [host for host, future in futures.items() if future in done]:
                 answers[host] = futures[host].result()
                 if progress:
