@@ -11,7 +11,6 @@ from hetrun.model.base import SCHEMA_VERSION, Noun
 class Severity(str, Enum):
     """How bad a finding is; only errors keep a run from starting."""
 
-    OK = "ok"
     NOTE = "note"  # worth knowing, nothing to mend
     WARNING = "warning"
     ERROR = "error"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hetrun.errors import ConfigError
 
 # Nothing can go on without these.
-CONNECTING = ("reach", "hostkey", "auth", "answer")
+CONNECTING = ("reach", "hostkey", "auth")
 
 # id -> what it looks at
 CHECKS: Mapping[str, str] = MappingProxyType(
@@ -17,7 +17,6 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "reach": "the host answers SSH",
         "hostkey": "its key, and that of each jump host, is the known one",
         "auth": "it lets our key in",
-        "answer": "what it answers can be read",
         "python": "the configured interpreter is there and new enough",
         "clock": "its clock and ours agree (warns above 2 s, refuses above 10 s)",
         "torch": "its interpreter has torch",

@@ -22,7 +22,7 @@ from hetrun.model import (
 )
 from hetrun.preflight import ask as asking
 from hetrun.preflight.addresses import DataAddress, choose_address
-from hetrun.preflight.checks import CHECKS, check_skips
+from hetrun.preflight.checks import CHECKS, CONNECTING, check_skips
 from hetrun.preflight.compare import compare, pair_findings
 from hetrun.transport import Transport
 from hetrun.transport.bundle import Bundle
@@ -87,10 +87,8 @@ def refuse(report: PreflightReport) -> HetrunError | None:
     """Return the error that a report with errors is for a launch; None where it may start."""
     if not report.errors:
         return None
-    first, *others = sorted(
-        report.errors, key=lambda item: item.check not in ("reach", "hostkey", "auth")
-    )
-    kind = HostError if first.check in ("reach", "hostkey", "auth") else PreflightError
+    first, *others = sorted(report.errors, key=lambda item: item.check not in CONNECTING)
+    kind = HostError if first.check in CONNECTING else PreflightError
     also = "".join(f"\nalso {item.host}: {item.what}" for item in others)
     hint = first.fix or None
     return kind(f"{first.what}{also}", hint=hint, host=first.host)
