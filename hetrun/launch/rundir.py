@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from hetrun.errors import StorageError
 from hetrun.model import Noun, Plan, RunOutcome
+from hetrun.model.base import UNPRINTABLE
 from hetrun.store import dumps, save, save_text
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ _RESERVE = 1 << 18  # bytes kept back so that a full disk still takes launch.jso
 _MAX_LINE = 1 << 16
 _MIN_SECRET = 4  # shorter values would blacken ordinary words
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNPRINTABLE = re.compile(f"[{UNPRINTABLE}]")
 
 
 class RunDir:
@@ -158,7 +159,7 @@ def clean_line(line: bytes) -> str:
     """Return a line fit for a terminal: no escapes, no controls, of a progress bar its last state."""
     line = line.rstrip(b"\r\n").rpartition(b"\r")[2]
     text = _ESCAPES.sub(b"", line[: _MAX_LINE * 2]).decode(errors="replace")
-    text = _CONTROLS.sub("", text)
+    text = _UNPRINTABLE.sub("", text)
     return text if len(text) <= _MAX_LINE else text[:_MAX_LINE] + " [cut]"
 
 

@@ -15,6 +15,11 @@ SCHEMA_VERSION = 1
 GIB = 1 << 30
 MIB = 1 << 20
 
+# Inside [] of a pattern: what text from others must not bring to a terminal or a page. C0 and C1 controls but newline
+# and tab, lone surrogates, bidi overrides and isolates, the byte order mark.
+UNPRINTABLE = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f\ufeff"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

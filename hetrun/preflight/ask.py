@@ -15,6 +15,7 @@ from typing import Any
 
 from hetrun.errors import PreflightError
 from hetrun.model import Finding, HostSpec, Severity
+from hetrun.model.base import UNPRINTABLE
 from hetrun.preflight.checks import CHECKS
 from hetrun.transport import Transport
 from hetrun.transport.guard_link import HELLO, MIN_PYTHON, missing, shell_text, too_old
@@ -24,9 +25,7 @@ EXAMINE_S = 60.0  # importing torch from a cold network file system is slow
 MAX_ANSWER = 4 << 20
 MAX_WORDS = 400
 MAX_FINDINGS = 200
-_UNPRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f\ufeff]+"
-)
+_UNPRINTABLE = re.compile(rf"[\t\n{UNPRINTABLE}]+")
 
 # Runs under any Python, so that one which is too old can still say so. The data comes in the environment, which other
 # users of the host cannot read, as they can arguments.

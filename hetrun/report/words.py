@@ -20,14 +20,12 @@ from hetrun.model import (
     Source,
     StagePlan,
 )
+from hetrun.model.base import UNPRINTABLE
 
 NOT_KNOWN = "n/a"
 DONE = "done"  # status of a run that did all its steps
 
-# C0 and C1 controls but newline and tab, lone surrogates, bidi overrides and isolates, the byte order mark
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f\ufeff]"
-)
+_UNPRINTABLE = re.compile(f"[{UNPRINTABLE}]")
 
 
 def printable(text: str, *, max_chars: int = 4000) -> str:

@@ -89,7 +89,7 @@ def test_secrets_are_hidden_also_inside_json(tmp_path: Path) -> None:
 def test_terminal_escapes_and_controls_are_taken_out() -> None:
     assert clean_line(b"\x1b[31mred\x1b[0m\x1b]0;title\x07 \x00\x08ok\r\n") == "red ok"
     assert clean_line(b"10 %\r20 %\r30 %") == "30 %"
-    assert clean_line("tab\tumlaut ä".encode()) == "tab\tumlaut ä"
+    assert clean_line("tab\tumlaut ä\u202etxt.exe".encode()) == "tab\tumlaut ätxt.exe"
     assert clean_line(b"\xff") == "�"
     assert clean_line(b"x" * 100_000).endswith(" [cut]")
 
