@@ -25,9 +25,9 @@ from hetrun.model import (
 )
 from hetrun.runtime import checkpoint_files as files
 from hetrun.runtime.checkpoint_exchange import Exchange
-from hetrun.runtime.state import Saved, State, entries, first_holders, held_units
+from hetrun.runtime.state import Saved, State, entries, first_holders
+from hetrun.schedule.holders import held_units
 from hetrun.schedule.portions import lanes_by_rank
-from hetrun.schedule.step import shares_update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,27 +203,6 @@ def domain_of(plan: Plan, spec: CheckpointSpec, rank: int) -> Domain:
     units = first_holders(held_units(plan), ranks.values(), lanes)
     (mine,) = (members for members in ranks.values() if rank in members)
     return Domain(ranks=tuple(mine), units=tuple(units))
-
-
-def lost_with(plan: Plan, spec: CheckpointSpec) -> dict[str, list[str]]:
-    """Units that no other host has all of, by host: what its loss would take from all checkpoints.
-
-    Where updates are shared out, that is every unit of a host: it alone has its part of the moments.
-    """
-    if spec.shared:
-        return {}
-    shares = shares_update(plan.split.replicas)
-    held = held_units(plan)
-    units_of: dict[str, frozenset[str]] = {}
-    for rank in plan.split.ranks:
-        units_of[rank.host] = units_of.get(rank.host, frozenset()) | held[rank.rank]
-    found = {}
-    for host, units in units_of.items():
-        others = [other for name, other in units_of.items() if name != host]
-        alone = units if shares else units.difference(*others)
-        if others and alone:
-            found[host] = sorted(alone)
-    return found
 
 
 def _failures(words: list[str]) -> tuple[str, ...]:

@@ -27,12 +27,13 @@ from hetrun.model import (
 )
 from hetrun.runtime import checkpoint_files as files
 from hetrun.runtime.boxes import Box, box_of, covers
-from hetrun.runtime.checkpoint import Checkpoints, domain_of, lost_with
+from hetrun.runtime.checkpoint import Checkpoints, domain_of
 from hetrun.runtime.checkpoint_exchange import Exchange
 from hetrun.runtime.checkpoint_files import BadCheckpointError
 from hetrun.runtime.checkpoint_load import Sources, load
 from hetrun.runtime.job import decode
 from hetrun.runtime.state import State
+from hetrun.schedule.holders import lost_with
 
 _SAME = ("seed", "global_batch_rows", "dtype")  # of train: another value is another run
 _SEEN_WITHIN_S = 10.0  # a shared file system may show new files late
@@ -94,11 +95,12 @@ def open_checkpoints(
             _check_fits(part, about)
         load(rank, Sources.of(parts, looks), needed=needed, state=state, exchange=exchange)
         about = replace(about, step=key[0])
-    for host, units in lost_with(plan, spec).items():
-        warnings.append(
-            f"if host {host} is lost, so are {_short(units)} of all checkpoints: no other host holds all of them;"
-            " a shared file system with checkpoint.shared: true would keep them"
-        )
+    for host in looks if len(looks) > 1 else ():
+        if units := lost_with(plan, spec, {host}):
+            warnings.append(
+                f"if host {host} is lost, so are {_short(units)} of all checkpoints: no other host holds all of them;"
+                " a shared file system with checkpoint.shared: true would keep them"
+            )
     if rank.rank == 0:
         for text in warnings:
             write(WarningEvent(rank=0, wall_s=time.time(), step=about.step, message=text))

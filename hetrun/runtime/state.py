@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from hetrun.model import ModelSpec, Plan, StagePlan
 from hetrun.runtime.boxes import Box, whole_box
 from hetrun.runtime.checkpoint_files import BadCheckpointError
 from hetrun.runtime.network import Stage, unit_of
@@ -172,17 +171,6 @@ def entries(saved: Iterable[Saved]) -> tuple[dict[str, Tensor], dict[str, tuple[
     return tensors, parts
 
 
-def held_units(plan: Plan) -> list[frozenset[str]]:
-    """Units that each rank holds, in order of rank."""
-    held: list[frozenset[str]] = [frozenset()] * len(plan.split.ranks)
-    for replica in plan.split.replicas:
-        for stage in replica.stages:
-            units = _units(stage, plan.recipe.model)
-            for rank in stage.ranks:
-                held[rank] = units
-    return held
-
-
 def first_holders(
     held: Sequence[frozenset[str]],
     directories: Iterable[Iterable[int]],
@@ -200,13 +188,3 @@ def first_holders(
                 saved[rank] |= held[rank] - done
             done |= held[lane[0]]
     return [frozenset(units) for units in saved]
-
-
-def _units(stage: StagePlan, model: ModelSpec) -> frozenset[str]:
-    layers = range(stage.first_layer, stage.first_layer + stage.num_layers)
-    units = {f"layer.{layer}" for layer in layers}
-    if stage.has_embedding or (stage.has_head and model.tied_embeddings):
-        units.add("embedding")
-    if stage.has_head:
-        units.add("head")
-    return frozenset(units)

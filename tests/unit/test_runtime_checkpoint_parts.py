@@ -13,11 +13,12 @@ from hetrun.arch import BYTES_PER_ELEMENT
 from hetrun.model import CheckpointSpec, ModelSpec, Plan
 from hetrun.runtime import checkpoint_files as files
 from hetrun.runtime.boxes import covers, whole_box
-from hetrun.runtime.checkpoint import domain_of, lost_with
+from hetrun.runtime.checkpoint import domain_of
 from hetrun.runtime.checkpoint_files import BadCheckpointError
 from hetrun.runtime.export_hf import export
 from hetrun.runtime.network import initial_value
-from hetrun.runtime.state import Saved, State, entries, held_units
+from hetrun.runtime.state import Saved, State, entries
+from hetrun.schedule.holders import held_units, lost_with
 from hetrun.schedule.sync import gradient_buckets
 from tests.dist.plans import MODEL, Pipeline, make_plan
 from tests.dist.saving import on_hosts
@@ -66,13 +67,15 @@ def test_every_unit_is_saved_once_in_each_directory(spec: CheckpointSpec, hosts:
 
 
 def test_what_only_one_host_has_is_named() -> None:
-    assert lost_with(plan_of(THREE, "abcdef"), LOCAL) == {}
-    assert lost_with(plan_of(THREE[:1], "aa"), LOCAL) == {}  # one host: nothing could be elsewhere
-    lost = lost_with(plan_of(THREE[:1], "ab"), LOCAL)
-    assert set(lost) == {"a", "b"}
+    whole = plan_of(THREE, "abcdef")
+    assert [lost_with(whole, LOCAL, {host}) for host in "abcdef"] == [[]] * 6
+    assert lost_with(whole, LOCAL, {"a", "c"}) == []
+    assert lost_with(whole, LOCAL, {"a", "c", "d"}) == ["embedding", "layer.0", "layer.1"]
+    cut = plan_of(THREE[:1], "ab")
+    lost = {host: lost_with(cut, LOCAL, {host}) for host in "ab"}
     assert {unit for units in lost.values() for unit in units} == UNITS
     assert lost["b"] == ["head", "layer.5", "layer.6", "layer.7"]
-    assert lost_with(plan_of(THREE[:1], "ab"), SHARED) == {}
+    assert lost_with(cut, SHARED, {"b"}) == []
 
 
 def test_moments_go_where_their_parameter_is() -> None:
