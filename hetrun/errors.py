@@ -62,6 +62,7 @@ class HostError(HetrunError):
 
     exit_code = ExitCode.UNREACHABLE
     check = "reach"  # of preflight
+    away: tuple[str, ...] = ()  # hosts that did not answer, where it is about several
 
 
 class AuthError(HostError):

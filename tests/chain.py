@@ -46,9 +46,9 @@ def short_recipe(folder: Path, *, steps: int = 12, more: str = "") -> Path:
     return path
 
 
-def plan_chain(folder: Path, inventory: Path, *, steps: int = 12) -> Path:
-    """Go from an inventory to a plan, by the default file names."""
-    recipe = short_recipe(folder, steps=steps)
+def plan_chain(folder: Path, inventory: Path, *, steps: int = 12, more: str = "") -> Path:
+    """Go from an inventory to a plan, by the default file names; `more` is added to the recipe, whose last section is launch."""
+    recipe = short_recipe(folder, steps=steps, more=more)
     done("probe", inventory, cwd=folder)
     done("profile", recipe, cwd=folder)
     done("plan", recipe, cwd=folder)

@@ -19,7 +19,7 @@ from hetrun.cli import doctor as doctor_command
 from hetrun.cli import plan as plan_command
 from hetrun.cli import render, streams
 from hetrun.cli import runs as run_commands
-from hetrun.cli.options import Json
+from hetrun.cli.options import FactsFile, Json, ProfileFile
 from hetrun.cli.profile import profile as profile_command
 from hetrun.cli.trust import hosts_app
 from hetrun.errors import ExitCode, HetrunError, StoppedError
@@ -109,6 +109,8 @@ def launch(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once it has begun: hetrun attach follows it.")
     ] = False,
+    facts: FactsFile = Path("facts.json"),
+    profile: ProfileFile = Path("profile.json"),
     skip: doctor_command.Skip = [],  # noqa: B006 - typer reads it
     allow_public: doctor_command.AllowPublic = False,
     allow_skew: doctor_command.AllowSkew = False,
@@ -116,18 +118,21 @@ def launch(
 ) -> None:
     """Check all hosts, start torchrun on each, follow it, and stop everything on the first failure.
 
+    --facts and --profile are read only where the recipe has launch.on_lost_host: replan.
     Prints the run directory. Ctrl-C stops the run in an orderly way; twice stops it at once.
     """
     passed = doctor_command.skips(skip, allow_public=allow_public, allow_skew=allow_skew)
     chosen = store.load(Plan, path)
+    options = launcher.Options(skip=passed, replan=plan_command.replanner(chosen, facts, profile))
     if dry_run:
         render.show_dry_run(launcher.dry_run(chosen), as_json=json)
         return
     if detach:
-        raise typer.Exit(run_commands.detached(path, run_root, passed))
+        sources = ("--facts", str(facts), "--profile", str(profile))
+        raise typer.Exit(run_commands.detached(path, run_root, passed, sources))
     with render.live_view(chosen) as observer:
         outcome = launcher.launch(
-            chosen, run_root=run_root, observer=observer, environ=os.environ, skip=passed
+            chosen, run_root=run_root, observer=observer, environ=os.environ, options=options
         )
     render.show_outcome(outcome, run_root / outcome.run_id, as_json=json)
     raise typer.Exit(outcome.exit_code)

@@ -16,7 +16,8 @@ from hetrun.cli import render
 from hetrun.cli.options import FactsFile, Json, ProfileFile, RecipeFile
 from hetrun.cli.streams import no_stdout
 from hetrun.errors import ConfigError
-from hetrun.model import Facts, Plan, Profile, Recipe
+from hetrun.launch.remaining import Replan
+from hetrun.model import Facts, LostHost, Plan, Profile, Recipe
 from hetrun.planner.explain import explain as explain_plan
 from hetrun.planner.export import TARGETS, known_target
 from hetrun.planner.export.within import export_within
@@ -113,6 +114,37 @@ def _choose(found: Facts, measured: Profile, wanted: Recipe) -> Plan:
     targets = planner.torch_targets(found)
     with no_stdout():
         return planner.plan(found, measured, wanted, targets=targets, created=created)
+
+
+def replanner(chosen: Plan, facts: Path, profile: Path) -> Replan | None:
+    """Return what plans again without lost hosts, from the facts and the profile of a plan; None where its recipe wants none.
+
+    Raises:
+        ConfigError: one of them is missing, or is not what the plan was made from.
+    """
+    if chosen.recipe.launch.on_lost_host is not LostHost.REPLAN:
+        return None
+    found, measured = store.load(Facts, facts), store.load(Profile, profile)
+    specs = {host.spec.name: host.spec for host in found.hosts}
+    for spec in chosen.hosts:
+        if specs.get(spec.name) != spec:
+            raise _others(f"{facts}: host {spec.name} is not as the plan has it")
+    if (measured.model, measured.seq_len) != (chosen.recipe.model, chosen.recipe.data.seq_len):
+        raise _others(f"{profile}: measured for another model than that of the plan")
+
+    def replan(gone: tuple[str, ...]) -> Plan:
+        texts = [f"without host {host}" for host in gone]
+        return _choose(*change(found, measured, texts), chosen.recipe)
+
+    return replan
+
+
+def _others(what: str) -> ConfigError:
+    return ConfigError(
+        what,
+        hint="launch.on_lost_host: replan needs the facts and the profile that the plan was made from:"
+        " name them with --facts and --profile, or plan again",
+    )
 
 
 def _save(chosen: Plan, out: Path, measured: Profile | None, *, as_json: bool) -> None:

@@ -82,16 +82,16 @@ def clean(run: Named, root: Root = RUNS, json: Json = False) -> None:
     Exit code: 0 nothing is left, 8 something does not end, 4 a host cannot be reached.
     """
     folder = runs.find_run(root, run)
-    with render.host_progress("clean", len(runs.state(folder).hosts)) as progress:
+    with render.host_progress("clean", len(runs.hosts(folder))) as progress:
         found = runs.clean(folder, done=progress)
     render.show_left_overs(found, as_json=json)
     raise typer.Exit(int(runs.clean_code(found)))
 
 
-def detached(path: Path, run_root: Path, skip: tuple[str, ...]) -> int:
+def detached(path: Path, run_root: Path, skip: tuple[str, ...], sources: tuple[str, ...]) -> int:
     """Start launch on its own, and print the run directory once there is one."""
     skips = [word for check in skip for word in ("--skip", check)]
-    found = detach(["launch", str(path), "--run-root", str(run_root), *skips], run_root)
+    found = detach(["launch", str(path), "--run-root", str(run_root), *sources, *skips], run_root)
     if isinstance(found, tuple):
         render.say(found[0])
         return found[1]

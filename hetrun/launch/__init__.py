@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hetrun.launch.check import check_plan
 from hetrun.launch.files import HostCommand, Meeting, host_command
-from hetrun.launch.run import WorkerCode, launch
+from hetrun.launch.run import Options, WorkerCode, launch
 from hetrun.launch.runs import find_run
 from hetrun.model import Plan
 from hetrun.preflight.addresses import choose_addresses
 
-__all__ = ["HostCommand", "WorkerCode", "dry_run", "find_run", "launch"]
+__all__ = ["HostCommand", "Options", "WorkerCode", "dry_run", "find_run", "launch"]
 
 
 def dry_run(plan: Plan) -> tuple[HostCommand, ...]:

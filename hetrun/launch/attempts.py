@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from hetrun.errors import ExitCode, HetrunError
 from hetrun.launch.observer import Observer
+from hetrun.launch.remaining import Remaining, Replan, away
 from hetrun.launch.restart import Ending, Verdict, judge
 from hetrun.launch.rundir import RunDir
 from hetrun.launch.supervise import Signals
@@ -24,14 +25,25 @@ _TICK_S = 0.1
 _TRY_AGAIN_S = 3.0
 _AWAY = (ExitCode.UNREACHABLE, ExitCode.PREFLIGHT, ExitCode.LOST_CONTACT)
 
-Start = Callable[[int], tuple[RunOutcome, Ending]]
+Start = Callable[[Plan, int], tuple[RunOutcome, Ending]]
 
 
 class Attempts:
-    """`start(number)` makes one attempt, counted from 1, and leaves launch.json."""
+    """`start(plan, number)` makes one attempt, counted from 1, and leaves launch.json."""
 
-    def __init__(self, plan: Plan, run_dir: RunDir, observer: Observer, signals: Signals) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        run_dir: RunDir,
+        observer: Observer,
+        *,
+        signals: Signals,
+        replan: Replan | None = None,
+    ) -> None:
+        self._remaining = Remaining(plan, replan)
+        self._refused: set[tuple[str, ...]] = set()  # hosts that no plan does without
+        self._warnings: list[str] = []
+        self._has_checkpoints = plan.recipe.checkpoint is not None
         self._limits = plan.recipe.launch
         self._run_dir = run_dir
         self._observer = observer
@@ -44,11 +56,12 @@ class Attempts:
         Raises:
             HetrunError: the first attempt did not get to start, or the run's folder cannot be written.
         """
-        outcome, ending = start(1)
+        outcome, ending = start(self._remaining.plan, 1)
         endings = [ending]
         while True:
-            has_checkpoints = self._plan.recipe.checkpoint is not None
-            verdict = judge(endings, self._limits, has_checkpoints=has_checkpoints)
+            if ending.checkpoint_step is not None:
+                self._remaining.saved()
+            verdict = judge(endings, self._limits, has_checkpoints=self._has_checkpoints)
             if self._signals.count or not verdict.again:
                 return self._end(outcome, verdict)
             self._note(outcome, endings, verdict)
@@ -75,7 +88,7 @@ class Attempts:
             checkpoint_step=written[-1] if written else None,
         )
         self._restarts.append(restart)
-        where = failure.host if failure else self._plan.hosts[0].name
+        where = failure.host if failure else self._remaining.plan.hosts[0].name
         rank = "" if failure is None or failure.rank is None else f"rank {failure.rank} "
         what = f"{rank}{failure.what}" if failure else outcome.status
         self._observer.on_status(
@@ -90,14 +103,43 @@ class Attempts:
         deadline_s = time.monotonic() + self._limits.host_wait_s
         while True:
             try:
-                return start(number)
+                return start(self._remaining.plan, number)
             except HetrunError as error:
-                if error.exit_code not in _AWAY or time.monotonic() >= deadline_s:
+                if error.exit_code not in _AWAY or self._signals.count:
+                    raise
+                if self._leave_out(away(error)):
+                    self._run_dir.begin_again(None)
+                    continue
+                if time.monotonic() >= deadline_s:
                     raise
                 self._observer.on_status(error.host or "", f"waiting for it: {error.message}")
                 if not self._wait(_TRY_AGAIN_S):
                     raise
                 self._run_dir.begin_again(None)
+
+    def _leave_out(self, hosts: tuple[str, ...]) -> bool:
+        """Plan again without these hosts, if that is wanted and can be; say so either way."""
+        if not hosts or not self._remaining.may_shrink or hosts in self._refused:
+            return False
+        names = ", ".join(hosts)
+        try:
+            words = self._remaining.leave_out(hosts)
+        except HetrunError as error:
+            self._refused.add(hosts)
+            self._warn(f"{names}: cannot be left out: {error}")
+            return False
+        left_out = (*self._restarts[-1].left_out, *hosts)
+        self._restarts[-1] = replace(self._restarts[-1], left_out=left_out)
+        self._observer.on_status(hosts[0], words)
+        self._warn(
+            f"{names}: lost, and left out; what ran there ends by itself, which nobody has seen:"
+            f" hetrun clean {self._run_dir.run_id} looks once it is back",
+        )
+        return True
+
+    def _warn(self, text: str) -> None:
+        self._warnings.append(text)
+        log.warning("%s", text)
 
     def _wait(self, seconds: float) -> bool:
         """Return whether the time has passed without a signal."""
@@ -124,7 +166,7 @@ class Attempts:
             exit_code=int(code),
             status=status,
             restarts=tuple(self._restarts),
-            warnings=(*outcome.warnings, *([verdict.why] if verdict.why else [])),
+            warnings=(*outcome.warnings, *self._warnings, *filter(None, [verdict.why])),
         )
         if whole != outcome:
             self._run_dir.finish(whole)

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from hetrun.arch import need_trainable
-from hetrun.errors import ExitCode, HetrunError, StorageError
+from hetrun.errors import ConfigError, ExitCode, HetrunError, StorageError
 from hetrun.launch.attempts import Attempts
 from hetrun.launch.check import check_plan
 from hetrun.launch.diagnose import Evidence, Kind, root_first, to_failure
@@ -21,12 +21,13 @@ from hetrun.launch.files import WORKER, HostFiles, Meeting, host_files, read_sec
 from hetrun.launch.hosts import Hosts
 from hetrun.launch.monitor import Monitor
 from hetrun.launch.observer import Observer
+from hetrun.launch.remaining import Replan
 from hetrun.launch.restart import Ending
 from hetrun.launch.rundir import RunDir
 from hetrun.launch.runs import note_controller
 from hetrun.launch.supervise import Interrupted, Signals, Supervisor
 from hetrun.launch.wants import wants_of
-from hetrun.model import Plan, RunOutcome, Severity, plan_sha
+from hetrun.model import LostHost, Plan, RunOutcome, Severity, plan_sha
 from hetrun.preflight import check_skips, preflight, refuse
 from hetrun.preflight.addresses import choose_addresses
 from hetrun.transport.bundle import Bundle, build_bundle
@@ -43,6 +44,17 @@ class WorkerCode:
 
     module: str = WORKER
     extra: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`skip` names checks of preflight whose errors are passed over; `replan` makes plans without lost hosts.
+
+    The recipe's `launch.on_lost_host: replan` needs the latter.
+    """
+
+    skip: tuple[str, ...] = ()
+    replan: Replan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,12 +298,12 @@ def launch(
     observer: Observer,
     environ: Mapping[str, str],
     code: WorkerCode | None = None,
-    skip: tuple[str, ...] = (),
+    options: Options | None = None,
 ) -> RunOutcome:
     """Start torchrun on every host of the plan and follow the run to its end.
 
     A run that started returns its outcome, failed or not; nothing of it is left running on hosts that answer.
-    `code` replaces the worker, for tests. `skip` names checks of preflight whose errors are passed over.
+    `code` replaces the worker, for tests.
 
     Raises:
         ConfigError: the plan contradicts itself, or a secret is not set.
@@ -301,7 +313,10 @@ def launch(
     """
     need_trainable(plan)
     check_plan(plan)
-    skip = check_skips(skip)
+    options = options or Options()
+    skip = check_skips(options.skip)
+    if plan.recipe.launch.on_lost_host is LostHost.REPLAN and options.replan is None:
+        raise ConfigError("launch.on_lost_host: replan needs facts and a profile to plan from")
     hidden = read_secrets(plan, environ)
     with Signals() as signals:
         now = datetime.now()  # noqa: DTZ005  the folder's name is for people, in their own time
@@ -317,8 +332,9 @@ def launch(
             skip=skip,
         )
 
-        def attempt(number: int) -> tuple[RunOutcome, Ending]:
+        def attempt(plan: Plan, number: int) -> tuple[RunOutcome, Ending]:
             run = Run(plan, shared, attempt=number)
             return run.run(), run.ending
 
-        return Attempts(plan, run_dir, observer, signals).run(attempt)
+        attempts = Attempts(plan, run_dir, observer, signals=signals, replan=options.replan)
+        return attempts.run(attempt)

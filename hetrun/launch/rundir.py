@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -107,6 +108,7 @@ class RunDir:
                 aside.mkdir(parents=True)
                 for name in ("events", "launch.json"):
                     (self.path / name).rename(aside / name)
+                shutil.copyfile(self.path / "plan.json", aside / "plan.json")
                 (self.path / "events").mkdir()
             self._reserve.write_bytes(bytes(_RESERVE))
         except OSError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hetrun.errors import ConfigError, ExitCode, HetrunError, JobError
 from hetrun.launch.rundir import RunDir
-from hetrun.model import Controller, LeftOver, Plan, RunOutcome, RunState
+from hetrun.model import Controller, HostSpec, LeftOver, Plan, RunOutcome, RunState
 from hetrun.store import load
 from hetrun.transport.connect import open_transport
 from hetrun.transport.guard_link import GuardLink
@@ -192,6 +192,13 @@ def _no_controller(run_dir: Path) -> ConfigError:
     )
 
 
+def hosts(run_dir: Path) -> tuple[HostSpec, ...]:
+    """Return all hosts that a run had in any of its attempts: those that were left out later may hold something, too."""
+    paths = [run_dir / "plan.json", *sorted(run_dir.glob("attempts/*/plan.json"))]
+    specs = {spec.name: spec for path in paths for spec in load(Plan, path).hosts}
+    return tuple(specs.values())
+
+
 def clean(run_dir: Path, *, done: Callable[[str, str], None]) -> tuple[LeftOver, ...]:
     """End on all hosts what a dead controller left of a run; `done` hears of each host.
 
@@ -202,8 +209,7 @@ def clean(run_dir: Path, *, done: Callable[[str, str], None]) -> tuple[LeftOver,
         raise ConfigError(
             f"{run_dir.name} goes on", hint=f"hetrun stop {run_dir.name} ends it in order"
         )
-    plan = load(Plan, run_dir / "plan.json")
-    calls = {spec.name: partial(_sweep, plan, spec.name, run_dir.name) for spec in plan.hosts}
+    calls = {spec.name: partial(_sweep, spec, run_dir.name) for spec in hosts(run_dir)}
     futures = call_all(calls, at_once=_AT_ONCE)
     found = []
     for host, future in futures.items():
@@ -232,8 +238,7 @@ def _words(found: LeftOver) -> str:
     return f"ended {', '.join(found.ended)}" if found.ended else "nothing was left"
 
 
-def _sweep(plan: Plan, host: str, run_id: str) -> LeftOver:
-    spec = next(spec for spec in plan.hosts if spec.name == host)
+def _sweep(spec: HostSpec, run_id: str) -> LeftOver:
     transport = open_transport(spec)
     try:
         link = GuardLink(transport)
@@ -241,7 +246,9 @@ def _sweep(plan: Plan, host: str, run_id: str) -> LeftOver:
             answer = link.ask(
                 {"t": "sweep", "run_id": run_id, "work_dir": spec.work_dir}, answer="swept"
             )
-            return LeftOver(host=host, ended=tuple(answer["ended"]), left=tuple(answer["left"]))
+            return LeftOver(
+                host=spec.name, ended=tuple(answer["ended"]), left=tuple(answer["left"])
+            )
         finally:
             link.close()
     finally:

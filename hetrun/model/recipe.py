@@ -189,6 +189,13 @@ class TrainSpec(Noun):
         )
 
 
+class LostHost(str, Enum):
+    """What is done about a host that was lost, once there is a checkpoint to go on from."""
+
+    WAIT = "wait"  # it has host_wait_s to come back
+    REPLAN = "replan"  # the others go on without it, under a new plan
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec(Noun):
     """How a run is started and watched. `env` goes to every rank; `secrets` names variables of the controller."""
@@ -201,6 +208,7 @@ class LaunchSpec(Noun):
     save_grace_s: float = 60.0  # after the first Ctrl-C, for the step and its checkpoint
     max_restarts: int = 3  # from the newest checkpoint, after a failure; only with `checkpoint`
     host_wait_s: float = 120.0  # before a restart, for a host that was lost
+    on_lost_host: LostHost = LostHost.WAIT
     pace: float | None = None  # emulated chips: real seconds per modelled one; None: as they come
     env: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
@@ -211,6 +219,10 @@ class LaunchSpec(Noun):
             need(value is None or value > 0, f"launch: {what} {value}, need more than 0")
         for what in ("max_restarts", "host_wait_s"):
             need(getattr(self, what) >= 0, f"launch: {what} {getattr(self, what)}, need 0 or more")
+        need(
+            self.on_lost_host is LostHost.WAIT or self.max_restarts > 0,
+            "launch: on_lost_host replan with max_restarts 0; need at least one restart",
+        )
         need(self.pace is None or self.pace > 0, f"launch: pace {self.pace}, need more than 0")
         need(5 <= self.lease_s <= 3600, f"launch: lease_s {self.lease_s}, need 5 to 3600")
         for key in (*self.env, *self.secrets):
@@ -270,6 +282,10 @@ class Recipe(Noun):
         need(
             self.weights is None or self.weights.startswith("/"),
             f"weights: {self.weights!r}, need an absolute path: it is looked up on every host",
+        )
+        need(
+            self.launch.on_lost_host is LostHost.WAIT or self.checkpoint is not None,
+            "launch: on_lost_host replan without checkpoint; need one to go on from",
         )
         need(
             self.train.eval_every is None or self.data.held_out_rows >= 1,

@@ -203,13 +203,14 @@ class Restart(Noun):
     exit_code: int  # as it would have been without a restart
     failure: Failure | None  # its root cause
     checkpoint_step: int | None
+    left_out: tuple[str, ...] = ()  # lost hosts, which the plan does without from here on
 
     @property
     def origin(self) -> str:
         """Where training goes on, in words."""
-        if self.checkpoint_step is None:
-            return "the newest checkpoint"
-        return f"the checkpoint of step {self.checkpoint_step}"
+        step = self.checkpoint_step
+        point = "the newest checkpoint" if step is None else f"the checkpoint of step {step}"
+        return f"{point} without {', '.join(self.left_out)}" if self.left_out else point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

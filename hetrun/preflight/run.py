@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from hetrun.errors import HetrunError, HostError, PreflightError
+from hetrun.errors import AuthError, HetrunError, HostError, HostKeyError, PreflightError
 from hetrun.model import (
     CheckedHost,
     Connection,
@@ -88,10 +88,14 @@ def refuse(report: PreflightReport) -> HetrunError | None:
     if not report.errors:
         return None
     first, *others = sorted(report.errors, key=lambda item: item.check not in CONNECTING)
-    kind = HostError if first.check in CONNECTING else PreflightError
     also = "".join(f"\nalso {item.host}: {item.what}" for item in others)
-    hint = first.fix or None
-    return kind(f"{first.what}{also}", hint=hint, host=first.host)
+    what, hint = f"{first.what}{also}", first.fix or None
+    kinds = {kind.check: kind for kind in (HostError, HostKeyError, AuthError)}
+    if first.check not in kinds:
+        return PreflightError(what, hint=hint, host=first.host)
+    error = kinds[first.check](what, hint=hint, host=first.host)
+    error.away = tuple(item.host for item in report.errors if item.check == HostError.check)
+    return error
 
 
 class _Flight:

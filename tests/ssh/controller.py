@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from hetrun import store
-from hetrun.launch import launch
+from hetrun.launch import Options, launch
 from hetrun.model import Event, Plan
 from tests.ssh.plans import FAKE
 
@@ -37,6 +37,6 @@ if __name__ == "__main__":
         observer=Speaker(),
         environ=os.environ,
         code=FAKE,
-        skip=("devices",),  # the fake ranks drive none, also where the plan says cuda
+        options=Options(skip=("devices",)),  # fake ranks drive none, also where the plan says cuda
     )
     sys.exit(outcome.exit_code)

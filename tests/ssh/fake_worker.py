@@ -3,7 +3,7 @@
 Shipped to the hosts by the tests. `HETRUN_FAKE="<what>:<rank>:<step>"`, several with commas; steps take 0.1 s, and
 each waits for all other ranks at a TCP store of its own kind: a file per rank and step in HETRUN_FAKE_MEET.
 A fault hits the first attempt; "<what>:<rank>:<step>:*" hits all. HETRUN_FAKE_SAVE_EVERY=n saves the number of the step to go on
-from, every n steps and when SIGTERM comes; HETRUN_FAKE_BEATS=1 writes heartbeats.
+from, every n steps and (unless HETRUN_FAKE_DEAF=1) when SIGTERM comes; HETRUN_FAKE_BEATS=1 writes heartbeats.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Rank:
             time.sleep(0.005)
 
     def run(self) -> None:
-        if self.saves:
+        if self.saves and "HETRUN_FAKE_DEAF" not in os.environ:
             signal.signal(signal.SIGTERM, self.on_sigterm)
         self.barrier("start")
         self.event("start", host=self.host, pid=os.getpid(), torch_version="none", device="cpu")

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hetrun.launch import launch
+from hetrun.launch import Options, launch
+from hetrun.launch.remaining import Replan
 from hetrun.model import Plan, RunOutcome
 from tests.ssh.lab import LabHost, parent
 from tests.ssh.plans import FAKE, Recorder, fake_env, make_plan
@@ -24,7 +25,12 @@ def lab_plan(hosts: Hosts, meet: Path, fault: str = "", **launch_spec: Any) -> P
 
 
 def launch_fake(
-    plan: Plan, folder: Path, recorder: Recorder | None = None, *, skip: tuple[str, ...] = ()
+    plan: Plan,
+    folder: Path,
+    recorder: Recorder | None = None,
+    *,
+    skip: tuple[str, ...] = (),
+    replan: Replan | None = None,
 ) -> RunOutcome:
     return launch(
         plan,
@@ -32,7 +38,7 @@ def launch_fake(
         observer=recorder or Recorder(),
         environ=os.environ,
         code=FAKE,
-        skip=skip,
+        options=Options(skip=skip, replan=replan),
     )
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chain import done, hetrun, plan_chain
+from tests.chain import argv, done, hetrun, plan_chain
 from tests.ssh.lab import Lab, LabHost
 
 pytestmark = pytest.mark.ssh
@@ -94,6 +98,65 @@ def test_chain_over_three_hosts_one_behind_a_jump_host(
     assert {rank["host"] for rank in report["ranks"]} == {first.name, second.name, third.name}
     assert report["status"] == "done"
     assert report["steps"] == 4
+
+
+@pytest.mark.bench  # a lease, and the start of real ranks twice: `make chaos`
+@pytest.mark.timeout(300)
+def test_training_goes_on_without_a_lost_host_under_a_new_plan(
+    lab: Lab, hosts: Hosts, tmp_path: Path
+) -> None:
+    chips = [_chip("emu-a", 2, 2.0), _chip("emu-b", 1, 1.2), _chip("emu-c", 1, 0.8)]
+    inventory = _inventory(tmp_path, lab, list(zip(hosts, chips, strict=True)))
+    more = f"  lease_s: 5\n  on_lost_host: replan\n{_saving(tmp_path, every_steps=2)}"
+    plan_chain(tmp_path, inventory, steps=20, more=more)
+    with _launched(tmp_path) as process:
+        _wait_for(tmp_path, '"checkpoint"')
+        hosts[1].link(up=False)
+        try:
+            _, talk = process.communicate(timeout=200)
+        finally:
+            hosts[1].link(up=True)
+            hosts[1].drop_sessions()
+    assert process.returncode == 0, talk
+    (run_dir,) = tmp_path.glob("runs/*")
+    (restart,) = json.loads((run_dir / "launch.json").read_text())["restarts"]
+    assert restart["left_out"] == [hosts[1].name]
+    report = json.loads(done("report", "--json", cwd=tmp_path).stdout)
+    assert {rank["host"] for rank in report["ranks"]} == {hosts[0].name, hosts[2].name}
+    assert report["first_step"] >= 2
+    assert (report["status"], report["first_step"] + report["steps"]) == ("done", 20)
+
+
+def _saving(folder: Path, *, every_steps: int) -> str:
+    return f"checkpoint: {{ dir: {folder}/saved, every_steps: {every_steps}, shared: true }}\n"
+
+
+@contextmanager
+def _launched(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A launch that goes on beside the test, and ends with it."""
+    process = subprocess.Popen(
+        argv("launch"),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _wait_for(folder: Path, word: str) -> None:
+    """Wait until rank 0 of the only run has written an event with this word."""
+    deadline_s = time.monotonic() + 60.0
+    while not any(
+        word in path.read_text() for path in folder.glob("runs/*/events/rank-0000.jsonl")
+    ):
+        assert time.monotonic() < deadline_s, f"no event {word} within a minute"
+        time.sleep(0.1)
 
 
 def test_probe_of_a_dead_and_a_changed_host_names_both_and_keeps_the_good_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 from hetrun import store
 from hetrun.cli.app import app
-from hetrun.errors import HetrunError
+from hetrun.cli.plan import replanner
+from hetrun.errors import ConfigError, HetrunError, NoPlanError
 from hetrun.model import Plan
 from tests.unit.planner_lab import Chips, Lab, small_model
 
@@ -88,6 +90,32 @@ def test_pins_come_from_the_recipe_too(here: Path) -> None:
     layers = [[stage.num_layers for stage in r.stages] for r in plan.split.replicas]
     assert layers == [[5, 1]]
     assert "The pins cost" in plan.verdict
+
+
+def test_a_run_that_may_shrink_gets_plans_without_lost_hosts_from_what_it_was_planned_from(
+    here: Path,
+) -> None:
+    hetrun()
+    chosen = store.load(Plan, here / "plan.json")
+    assert replanner(chosen, here / "absent.json", here / "absent.json") is None
+    (here / "lab.yaml").write_text(
+        RECIPE + "launch: {on_lost_host: replan}\ncheckpoint: {dir: /saved, every_steps: 1}\n"
+    )
+    hetrun()
+    chosen = store.load(Plan, here / "plan.json")
+    assert {spec.name for spec in chosen.hosts} == {"emu-a-0", "emu-b-0"}
+    replan = replanner(chosen, here / "facts.json", here / "profile.json")
+    assert replan is not None
+    smaller = replan(("emu-a-0",))
+    assert [spec.name for spec in smaller.hosts] == ["emu-b-0"]
+    assert smaller.recipe == chosen.recipe
+    with pytest.raises(NoPlanError):
+        replan(("emu-a-0", "emu-b-0"))
+    store.save(replace(LAB.facts, hosts=LAB.facts.hosts[1:]), here / "facts.json")
+    found = CliRunner().invoke(app, ["launch", "--dry-run"])
+    assert isinstance(found.exception, ConfigError)
+    assert "host emu-a-0 is not as the plan has it" in found.exception.message
+    assert "--facts" in (found.exception.hint or "")
 
 
 def test_one_question_at_a_time(here: Path) -> None:

@@ -13,9 +13,10 @@ from hetrun.launch.diagnose import Kind
 from hetrun.launch.patience import Pace, hang_limit_s
 from hetrun.launch.restart import Ending, judge
 from hetrun.launch.rundir import RunDir
-from hetrun.model import LaunchSpec, RunOutcome
+from hetrun.model import HostSpec, LaunchSpec, RunOutcome
 from hetrun.runtime.heartbeat import Heartbeat
 from hetrun.transport.guard_progress import Progress
+from tests.ssh.plans import make_plan
 
 LIMITS = LaunchSpec()
 DIED = Ending(exit_code=ExitCode.JOB_FAILED, kind=Kind.DIED, what="killed by signal 9", step=7)
@@ -108,11 +109,14 @@ def test_what_an_attempt_left_is_kept_aside(tmp_path: Path) -> None:
     run_dir.finish(
         RunOutcome(run_id="r", plan_sha="", started="", wall_s=0, exit_code=1, status="failed")
     )
+    run_dir.save_plan(make_plan([(HostSpec(name="a"), 1)]))
     run_dir.begin_again(1)
     run_dir.append("events/rank-0000.jsonl", b"second")
     run_dir.close()
     assert (run_dir.path / "attempts/1/events/rank-0000.jsonl").read_text() == "first\n"
     assert (run_dir.path / "events/rank-0000.jsonl").read_text() == "second\n"
-    assert (run_dir.path / "attempts/1/launch.json").exists()
+    for name in ("launch.json", "plan.json"):
+        assert (run_dir.path / "attempts/1" / name).exists()
+    assert (run_dir.path / "plan.json").exists()  # until there is another one
     assert not (run_dir.path / "launch.json").exists()
     assert (run_dir.path / ".reserve").stat().st_size > 0

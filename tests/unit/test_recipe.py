@@ -84,6 +84,14 @@ def test_numbers_lists_and_switches_are_typed(write: Write) -> None:
             MODEL + DATA + TRAIN + "plan: {memory_fraction: 2}\n",
             "tiny.yaml: plan: memory_fraction 2.0",
         ),
+        (
+            MODEL + DATA + TRAIN + "launch: {on_lost_host: replan}\n",
+            "on_lost_host replan without checkpoint",
+        ),
+        (
+            MODEL + DATA + TRAIN + "launch: {on_lost_host: replan, max_restarts: 0}\n",
+            "on_lost_host replan with max_restarts 0",
+        ),
         ("model: [1]\n" + DATA + TRAIN, "model: need a mapping with keys num_layers"),
     ],
 )
