@@ -98,6 +98,8 @@ class Supervisor:
         self._lost: set[str] = set()
         self._sent_s: dict[int, float] = {}
         self._heard_s = {host: time.monotonic() for host in monitor.hosts}
+        # Of a lease three pings may get lost: then a silent host is given up when it gives us up.
+        self._ping_s = min(PING_S, limits.lease_s / 4)
         self._pinged_s = 0.0
         self._progress_s = time.monotonic()
 
@@ -143,14 +145,14 @@ class Supervisor:
         if self._monitor.progressed:
             self._monitor.progressed = False
             self._progress_s = now_s
-        if now_s - self._pinged_s >= PING_S:
+        if now_s - self._pinged_s >= self._ping_s:
             self._pinged_s = now_s
             number = len(self._sent_s)
             self._sent_s[number] = time.time()
             for error in self._hosts.tell(lambda job: job.ping(number), but=self._gone()):
                 self._lose(error.host or "", error.message)
         for host, heard_s in self._heard_s.items():
-            if now_s - heard_s > max(self._limits.lease_s, 3 * PING_S) and host not in self._gone():
+            if now_s - heard_s > self._limits.lease_s and host not in self._gone():
                 self._lose(host, f"silent for {now_s - heard_s:.0f} s")
 
     def _gone(self) -> frozenset[str]:

@@ -49,7 +49,7 @@ FAULTS = (
     Fault("sshd killed", (1, 5), 2.0),
     Fault("controller killed", (-9,), 3.0),
     Fault("controller stopped", (5,), LEASE_S + 3.0, "lost contact"),
-    Fault("link cut", (5,), 12.0, "lost contact"),
+    Fault("link cut", (5,), LEASE_S + 1.0, "lost contact"),
     Fault("disk full", (1,), 3.0),
 )
 QUICK = ("rank killed",)  # in every run of CI
