@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
@@ -13,11 +15,14 @@ from hetrun import store
 from hetrun.errors import HetrunError, HostError, PreflightError, StorageError
 from hetrun.launch import launch
 from hetrun.model import (
+    CheckpointSpec,
     EndEvent,
+    Event,
     HostSpec,
     Plan,
     RunOutcome,
     SshHop,
+    StartEvent,
     StepEvent,
 )
 from tests.ssh.lab import Lab, call
@@ -75,20 +80,46 @@ def test_uneven_hosts_run_to_the_end_with_ranks_where_the_plan_has_them(
         assert not (job_folders(host)[-1] / "env").exists()
 
 
-@pytest.mark.timeout(150)  # seven imports of torch, which take their time on two cores
-def test_real_ranks_train_over_two_uneven_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    recorder = Recorder()
-    plan = make_plan([(hosts[0].spec(), 3), (hosts[1].spec(), 1)], start_timeout_s=120.0)
-    outcome = launch(plan, run_root=tmp_path / "runs", observer=recorder, environ=os.environ)
-    assert (outcome.status, outcome.failures) == ("done", ())
-    losses: dict[int, set[float]] = {}
-    for event in recorder.events:
-        if isinstance(event, StepEvent):
-            losses.setdefault(event.step, set()).add(event.loss)
-    assert sorted(losses) == [0, 1, 2, 3, 4]
-    assert all(len(of_step) == 1 for of_step in losses.values())
-    for host in hosts:
-        host.wait_empty(0.5)
+@pytest.mark.timeout(150)  # eight imports of torch, which take their time on two cores
+def test_real_ranks_train_over_two_hosts_and_go_on_where_ctrl_c_stopped_them(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    checkpoint = CheckpointSpec(dir=str(tmp_path / "saved"), every_steps=10_000, shared=True)
+    counts = [(host.spec(), 1) for host in hosts[:2]]
+    plan = make_plan(counts, checkpoint=checkpoint, start_timeout_s=120.0)
+    train = replace(plan.recipe.train, steps=60)
+    plan = replace(plan, recipe=replace(plan.recipe, train=train))
+    losses: list[dict[int, set[float]]] = []
+    codes: list[int] = []
+    for presses in (True, False):
+        recorder = _CtrlC(at_step=2) if presses else Recorder()
+        outcome = launch(plan, run_root=tmp_path / "runs", observer=recorder, environ=os.environ)
+        assert (outcome.failures, outcome.not_clean) == ((), ())
+        codes.append(outcome.exit_code)
+        losses.append({})
+        for event in recorder.events:
+            if isinstance(event, StepEvent):
+                losses[-1].setdefault(event.step, set()).add(event.loss)
+        assert all(len(of_step) == 1 for of_step in losses[-1].values())
+        for host in hosts:
+            host.wait_empty(0.5)
+    (stopped_at,) = {len(losses[0]), min(losses[1])}
+    assert (codes, stopped_at < 60) == ([130, 0], True)
+    assert [*losses[0], *losses[1]] == list(range(60))
+
+
+class _CtrlC(Recorder):
+    """Presses it once, when a step was done."""
+
+    def __init__(self, at_step: int) -> None:
+        super().__init__()
+        self.at_step: int | None = at_step
+
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        if isinstance(event, StepEvent) and event.step == self.at_step:
+            self.at_step = None
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_three_hosts_meet_over_ipv6_and_odd_ports_and_a_jump_host(
@@ -106,13 +137,20 @@ def test_three_hosts_meet_over_ipv6_and_odd_ports_and_a_jump_host(
     recorder = Recorder()
     env = fake_env(tmp_path / "meet", "env:3:0")
     try:
-        plan = make_plan(list(zip(specs, (1, 2, 1), strict=True)), env=env)
+        plan = make_plan(list(zip(specs, (2, 1, 1), strict=True)), env=env)
         outcome = launch_fake(plan, tmp_path, recorder)
     finally:
         hosts[1].start_file(".bashrc", "")
     assert (outcome.status, outcome.failures) == ("done", ())
+    assert _hosts_of_ranks(recorder) == ["h1", "h1", "h2", "h3"]
     (line,) = [line for _, _, line in recorder.lines if line.startswith("ENV ")]
     assert json.loads(line.removeprefix("ENV "))["MASTER_ADDR"] == "fd00::1"
+
+
+def _hosts_of_ranks(recorder: Recorder) -> list[str]:
+    """Where each rank says that it is, in order of rank."""
+    starts = {event.rank: event.host for event in recorder.events if isinstance(event, StartEvent)}
+    return [starts[rank] for rank in sorted(starts)]
 
 
 def test_each_host_gets_the_name_of_its_own_interface(lab: Lab, tmp_path: Path) -> None:
@@ -123,12 +161,13 @@ def test_each_host_gets_the_name_of_its_own_interface(lab: Lab, tmp_path: Path) 
     try:
         recorder = Recorder()
         env = fake_env(tmp_path / "meet", "env:0:0,env:1:0")
-        plan = make_plan([(first.spec(), 1), (second.spec(), 1)], env=env)
+        plan = make_plan([(first.spec(), 1), (second.spec(), 3)], env=env)
         outcome = launch_fake(plan, tmp_path, recorder)
     finally:
         lab.drop(first)
         lab.drop(second)
     assert outcome.status == "done"
+    assert _hosts_of_ranks(recorder) == ["h9", "h10", "h10", "h10"]
     names = {
         rank: json.loads(line.removeprefix("ENV "))["GLOO_SOCKET_IFNAME"]
         for _, rank, line in recorder.lines

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hetrun.cli.app import app
+from hetrun import launch as launcher
+from hetrun import store
+from hetrun.cli.app import app, main
+from hetrun.errors import ConfigError, HostError, PreflightError
+from hetrun.model import HostSpec
+from tests.ssh.plans import make_plan
 
 COMMANDS = ("probe", "profile", "plan", "launch", "report")
 
@@ -69,6 +74,36 @@ def test_report_without_any_run_says_what_to_do(tmp_path: Path) -> None:
     result = run_cli("report", cwd=tmp_path)
     assert result.returncode == 2
     assert "hint: hetrun launch" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ConfigError("secret T is not set"), 2, "secret T is not set"),
+        (PreflightError("no torch", host="a1"), 3, "a1: no torch"),
+        (HostError("did not answer", host="a1"), 4, "a1: did not answer"),
+        (RuntimeError("ours"), 9, "this is a bug in hetrun: RuntimeError: ours"),
+    ],
+)
+def test_a_launch_that_does_not_start_says_why_by_its_exit_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    words: str,
+) -> None:
+    def launch(*args: object, **more: object) -> None:
+        raise error
+
+    store.save(make_plan([(HostSpec(name="a1"), 1)]), tmp_path / "plan.json")
+    monkeypatch.setattr(launcher, "launch", launch)
+    monkeypatch.setattr(sys, "argv", ["hetrun", "launch", str(tmp_path / "plan.json")])
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capsys.readouterr()
+    assert (left.value.code, said.out) == (code, "")
+    assert f"error: {words}\n" in said.err
 
 
 def test_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
