@@ -35,8 +35,6 @@ from hetrun.transport.connect import one_connection_per_host
 
 log = logging.getLogger(__name__)
 
-_SKEW_WARN_S = 2.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCode:
@@ -147,9 +145,6 @@ class Run:
             ),
         )
         hosts.measure_clocks(self._monitor.on_clock)
-        for host, found in self._monitor.hosts.items():
-            if abs(found.offset_s) > _SKEW_WARN_S:
-                self._monitor.warn(f"{host}: its clock is {found.offset_s:+.1f} s off ours")
         addr = ready[self._plan.hosts[0].name].addr
         if addr is None:
             raise ValueError("host 0 has no data address")

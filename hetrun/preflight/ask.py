@@ -6,7 +6,6 @@ import json
 import re
 import secrets
 import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,7 @@ from hetrun.errors import PreflightError
 from hetrun.model import Finding, HostSpec, Severity
 from hetrun.model.base import UNPRINTABLE
 from hetrun.preflight.checks import CHECKS
-from hetrun.transport import Transport
+from hetrun.transport import CommandResult, Transport
 from hetrun.transport.guard_link import HELLO, MIN_PYTHON, missing, shell_text, too_old
 from hetrun.transport.script import run_script
 
@@ -34,12 +33,17 @@ import os, sys
 os.write(1, ("\\nhetrun-python %d.%d.%d %s\\n" % (sys.version_info[:3] + (sys.executable,))).encode())
 if sys.version_info < (3, 10):
     sys.exit(0)
-import json
+import json, time
 data = json.loads(os.environ.pop("HETRUN_PREFLIGHT"))
+def tell_clock(nonce=data["nonce"]):
+    os.write(1, ("\\n%s@%.6f\\n" % (nonce, time.time())).encode())
+tell_clock()
 for name, text in data["sources"]:
     module = sys.modules[name] = type(sys)(name)
     exec(compile(text, name, "exec"), module.__dict__)
+tell_clock()
 answer = sys.modules[data["module"]].run(data["config"])
+tell_clock()
 os.umask(0o077)
 text = "\\n" + data["nonce"] + " " + json.dumps(answer) + "\\n"
 data = text.encode()
@@ -54,8 +58,7 @@ class Answer:
     """What one script of ours said on a host."""
 
     told: Mapping[str, Any]
-    sent_s: float  # our clock
-    received_s: float
+    clock_offset_s: float | None  # the host's clock minus ours; None where it did not tell
     python: str
 
 
@@ -71,9 +74,7 @@ def ask(
     spec = transport.spec
     nonce = secrets.token_hex(16)
     script = preflight_script(spec, module, config, nonce=nonce)
-    sent_s = time.time()
     result = run_script(transport, script, timeout_s=timeout_s, max_bytes=MAX_ANSWER)
-    received_s = time.time()
     hello = HELLO.search(result.stdout)
     if hello is None:
         raise _unusable(spec, f"does not run{_said(result.stderr)}")
@@ -86,8 +87,21 @@ def ask(
     for line in reversed(result.stdout.splitlines()):
         if line.startswith(nonce.encode() + b" "):
             told = _parsed(line.partition(b" ")[2], spec)
-            return Answer(told=told, sent_s=sent_s, received_s=received_s, python=path)
+            return Answer(told=told, clock_offset_s=_clock_offset_s(result, nonce), python=path)
     raise _unusable(spec, f"broke off{_said(result.stderr)}")
+
+
+def _clock_offset_s(result: CommandResult, nonce: str) -> float | None:
+    """Return the best of a few samples: a way back that takes long makes a clock look slow, never fast."""
+    found = []
+    for match in re.finditer(
+        rb"^%s@(\d{1,12}\.\d{6})\n" % nonce.encode(), result.stdout, re.MULTILINE
+    ):
+        arrived_s = next(
+            when_s for num_bytes, when_s in result.arrivals if num_bytes >= match.end()
+        )
+        found.append(float(match[1]) - arrived_s)
+    return round(max(found), 3) + 0.0 if found else None
 
 
 def preflight_script(spec: HostSpec, module: str, config: Mapping[str, Any], *, nonce: str) -> str:

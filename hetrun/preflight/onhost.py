@@ -90,7 +90,7 @@ class Examination:
             self._guarded(check, look)
         for thread in slow:
             thread.join(_IMPORT_S + 5.0)
-        return {"findings": list(self.findings), **self.told, "wall_s": time.time()}
+        return {"findings": list(self.findings), **self.told}
 
     def _guarded(self, check: str, look: Callable[[], None]) -> None:
         try:

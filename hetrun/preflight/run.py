@@ -224,7 +224,6 @@ class _Flight:
             self._found += asking.findings(host, told)
             self._boots[host] = asking.text(told, "boot") or host
             mtu, free = asking.number(told, "mtu"), asking.number(told, "free_bytes")
-            wall_s = asking.number(told, "wall_s")
             self._hosts[host] = CheckedHost(
                 name=host,
                 python=answer.python,
@@ -232,7 +231,7 @@ class _Flight:
                 addr=_address(asking.text(told, "addr")),
                 nic=asking.text(told, "nic"),
                 mtu=None if mtu is None else int(mtu),
-                clock_offset_s=None if wall_s is None else _offset_s(wall_s, answer),
+                clock_offset_s=answer.clock_offset_s,
                 free_bytes=None if free is None else int(free),
                 seconds=seconds,
             )
@@ -367,12 +366,6 @@ def _read_pairs(
             failed.append((host, peer, why))
         else:
             timings.append(PairTiming(a=host, b=peer, latency_s=latency_s, bytes_per_s=bytes_per_s))
-
-
-def _offset_s(wall_s: float, answer: asking.Answer) -> float:
-    """Host clock minus ours: it lies between the two bounds, and answers travel quicker than interpreters start."""
-    latest = wall_s - answer.sent_s  # had it answered at once
-    return round(min(latest, wall_s - answer.received_s), 3)
 
 
 def _address(text: str | None) -> str | None:

@@ -24,6 +24,7 @@ class CommandResult:
     stdout: bytes
     stderr: bytes
     seconds: float
+    arrivals: tuple[tuple[int, float], ...] = ()  # bytes of stdout that were here by a time of ours
 
 
 class Channel(Protocol):

@@ -89,7 +89,8 @@ def run_script(
         except OSError as error:
             raise LostContactError(f"the shell went away: {error}", host=host) from error
         deadline_s = time.monotonic() + timeout_s
-        stdout, stderr = _drain(channel, deadline_s, max_bytes, host)
+        arrivals: list[tuple[int, float]] = []
+        stdout, stderr = _drain(channel, deadline_s, max_bytes, host, arrivals)
         rc = channel.exit_code(max(0.1, deadline_s - time.monotonic()))
     except TimeoutError as error:
         raise HostError(
@@ -101,7 +102,10 @@ def run_script(
         channel.close()
     if rc is None:
         raise LostContactError("output ended but no exit code came", host=host)
-    return CommandResult(rc=rc, stdout=stdout, stderr=stderr, seconds=time.monotonic() - started_s)
+    seconds = time.monotonic() - started_s
+    return CommandResult(
+        rc=rc, stdout=stdout, stderr=stderr, seconds=seconds, arrivals=tuple(arrivals)
+    )
 
 
 def _guarded(script: str, timeout_s: float) -> bytes:
@@ -115,8 +119,14 @@ def _guarded(script: str, timeout_s: float) -> bytes:
     return "\n".join(["{", *lines, _WATCHDOG, "}", ""]).encode()
 
 
-def _drain(channel: Channel, deadline_s: float, max_bytes: int, host: str) -> tuple[bytes, bytes]:
-    """Read both streams to their ends, stderr in a thread of its own."""
+def _drain(
+    channel: Channel,
+    deadline_s: float,
+    max_bytes: int,
+    host: str,
+    arrivals: list[tuple[int, float]],
+) -> tuple[bytes, bytes]:
+    """Read both streams to their ends, stderr in a thread of its own; note when what came on stdout."""
     errors: list[Exception] = []
     stderr: list[bytes] = []
 
@@ -128,7 +138,13 @@ def _drain(channel: Channel, deadline_s: float, max_bytes: int, host: str) -> tu
 
     thread = threading.Thread(target=read_stderr, daemon=True, name=f"stderr of {host}")
     thread.start()
-    stdout = _read_all(channel.read_stdout, deadline_s, max_bytes, host)
+
+    def read_stdout(timeout_s: float) -> bytes:
+        part = channel.read_stdout(timeout_s)
+        arrivals.append((len(part) + (arrivals[-1][0] if arrivals else 0), time.time()))
+        return part
+
+    stdout = _read_all(read_stdout, deadline_s, max_bytes, host)
     thread.join(max(0.0, deadline_s - time.monotonic()) + 1.0)
     if errors:
         raise errors[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from dataclasses import replace
@@ -25,8 +26,10 @@ from hetrun.model import (
     Severity,
 )
 from hetrun.preflight import CHECKS, check_skips, refuse
+from hetrun.preflight import ask as asking
 from hetrun.preflight.ask import findings, number, plain, preflight_script, text
 from hetrun.preflight.compare import compare, pair_findings
+from hetrun.transport import CommandResult
 from tests.ssh.plans import make_plan
 
 A, B, C = (
@@ -167,6 +170,36 @@ def test_what_a_plan_wants_of_a_host() -> None:
     layer = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32
     ends = 256 * 32 + 32 + 256 * 32
     assert wants.saves.num_bytes == 3 * 12 * (model.num_layers * layer + ends)
+
+
+class Slow:
+    """A transport on which a host tells its clock three times; what it says takes long to come, twice."""
+
+    spec = HostSpec(name="a", python="/usr/bin/python3")
+
+    def __init__(self, *delays_s: float) -> None:
+        self.delays_s = delays_s
+
+    def run(self, script: str) -> CommandResult:
+        found = re.search(r'"nonce": "([0-9a-f]{32})"', script)
+        assert found
+        nonce = found[1]
+        stdout = b"\nhetrun-python 3.11.2 /usr/bin/python3\n"
+        arrivals = []
+        for wall_s, delay_s in zip((1000, 1001, 1002), self.delays_s, strict=True):
+            stdout += f"\n{nonce}@{wall_s}.000000\n".encode()
+            arrivals.append((len(stdout), wall_s - 7.5 + delay_s))
+        stdout += f"\n{nonce} {{}}\n".encode()
+        arrivals.append((len(stdout), 2000.0))
+        return CommandResult(rc=0, stdout=stdout, stderr=b"", seconds=1.0, arrivals=tuple(arrivals))
+
+
+def test_a_clock_is_measured_by_the_quickest_of_several_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "run_script", lambda slow, script, **limits: slow.run(script))
+    answer = asking.ask(Slow(30.0, 0.25, 4.0), "m", {}, timeout_s=1.0)  # type: ignore[arg-type]
+    assert answer.clock_offset_s == 7.25
 
 
 @pytest.mark.parametrize(("token", "is_met"), [(b"k" * 32, True), (b"x" * 32, False)])
