@@ -240,8 +240,9 @@ def _write_config(folder: Path, *, name: str, port: int, shell: str, sshd: str, 
         "UsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\n"
         f"PasswordAuthentication no\nPidFile none\n{sshd}\n"
     )
+    accounts = "".join(f"{user}:x:0:0::{folder}/home:{shell}\n" for user in ("root", "ann", "bob"))
     (folder / "passwd").write_text(
-        f"root:x:0:0:root:{folder}/home:{shell}\nsshd:x:101:65534::/run/sshd:/usr/sbin/nologin\n"
+        f"{accounts}sshd:x:101:65534::/run/sshd:/usr/sbin/nologin\n"
         "nobody:x:65534:65534::/:/usr/sbin/nologin\n"
     )
     # As Debian does: the own name is a loopback address, and no peer is known by name.

@@ -13,18 +13,20 @@ import pytest
 
 from hetrun import store
 from hetrun.errors import HetrunError, HostError, PreflightError, StorageError
-from hetrun.launch import launch
+from hetrun.launch import launch, runs
 from hetrun.model import (
     CheckpointSpec,
     EndEvent,
     Event,
     HostSpec,
+    Inventory,
     Plan,
     RunOutcome,
     SshHop,
     StartEvent,
     StepEvent,
 )
+from hetrun.probe import probe
 from tests.ssh.lab import Lab, call
 from tests.ssh.launches import (
     GONE_S,
@@ -153,20 +155,29 @@ def _hosts_of_ranks(recorder: Recorder) -> list[str]:
     return [starts[rank] for rank in sorted(starts)]
 
 
-def test_each_host_gets_the_name_of_its_own_interface(lab: Lab, tmp_path: Path) -> None:
-    first, second = lab.host(9, nic="ens3"), lab.host(10, nic="enp1s0")
+def test_each_host_keeps_its_own_interface_port_and_user_in_every_command(
+    lab: Lab, tmp_path: Path
+) -> None:
+    first = lab.host(9, nic="ens3", port=2201, sshd="AllowUsers ann")
+    second = lab.host(10, nic="enp1s0", port=2202, sshd="AllowUsers bob")
+    specs = first.spec(user="ann"), second.spec(user="bob")
     second.inside("ip", "link", "add", "docker0", "type", "bridge")
     second.inside("ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
     second.inside("ip", "link", "set", "docker0", "up")
     try:
         recorder = Recorder()
         env = fake_env(tmp_path / "meet", "env:0:0,env:1:0")
-        plan = make_plan([(first.spec(), 1), (second.spec(), 3)], env=env)
+        facts = probe(Inventory(name="lab", hosts=specs))
+        plan = make_plan(list(zip(specs, (1, 3), strict=True)), env=env)
         outcome = launch_fake(plan, tmp_path, recorder)
+        (run_dir(tmp_path) / runs.RECORD).unlink()  # it is of this very process
+        left = runs.clean(run_dir(tmp_path), done=lambda host, words: None)
     finally:
         lab.drop(first)
         lab.drop(second)
     assert outcome.status == "done"
+    assert [found.error for found in facts.hosts] == [None, None]
+    assert [found.error for found in left] == [None, None]
     assert _hosts_of_ranks(recorder) == ["h9", "h10", "h10", "h10"]
     names = {
         rank: json.loads(line.removeprefix("ENV "))["GLOO_SOCKET_IFNAME"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.ssh.controller_process import Start
-from tests.ssh.lab import Lab, LabHost
+from tests.ssh.lab import GATEWAY, Lab, LabHost, descendants
 from tests.ssh.launches import (
     GONE_S,
     LONG,
@@ -75,15 +76,19 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(
         host.wait_empty(0.5)
 
 
-def test_ctrl_c_while_connecting_ends_at_once(
+def test_ctrl_c_while_connecting_ends_at_once_and_leaves_no_child(
     lab: Lab, hosts: Hosts, tmp_path: Path, start: Start
 ) -> None:
     dead = hosts[1].spec(name="dead", addr="10.77.0.99")
-    plan = make_plan([(hosts[0].spec(), 1), (dead, 1)], env=fake_env(tmp_path / "meet"))
-    controller = start(plan)
-    controller.wait_for("status dead connecting")
-    controller.process.send_signal(signal.SIGINT)
-    assert controller.process.wait(timeout=GONE_S) == 130
+    with socket.create_server((GATEWAY, 0)) as server:  # accepts, and never says a word
+        silent = hosts[1].spec(name="silent", addr=GATEWAY, port=server.getsockname()[1])
+        specs = [(hosts[0].spec(), 1), (dead, 1), (silent, 1)]
+        controller = start(make_plan(specs, env=fake_env(tmp_path / "meet")))
+        controller.wait_for(f"status {hosts[0].name} preflight")  # the others are being called
+        children = descendants(controller.process.pid)
+        controller.process.send_signal(signal.SIGINT)
+        assert controller.process.wait(timeout=GONE_S) == 130
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
     hosts[0].wait_empty(GONE_S)
     assert controller.outcome().status == "interrupted"
 
