@@ -109,6 +109,14 @@ def launch(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once it has begun: hetrun attach follows it.")
     ] = False,
+    on: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this on Python 3.10
+        typer.Option(
+            "--on",
+            metavar="HOST",
+            help="Detach to this host of the plan, which has hetrun: this machine may be switched off then.",
+        ),
+    ] = None,
     facts: FactsFile = Path("facts.json"),
     profile: ProfileFile = Path("profile.json"),
     skip: doctor_command.Skip = [],  # noqa: B006 - typer reads it
@@ -127,9 +135,9 @@ def launch(
     if dry_run:
         render.show_dry_run(launcher.dry_run(chosen), as_json=json)
         return
-    if detach:
-        sources = ("--facts", str(facts), "--profile", str(profile))
-        raise typer.Exit(run_commands.detached(path, run_root, passed, sources))
+    if detach or on is not None:
+        start = run_commands.Start(path, facts, profile, run_root, passed)
+        raise typer.Exit(run_commands.detached(start, on))
     with render.live_view(chosen) as observer:
         outcome = launcher.launch(
             chosen, run_root=run_root, observer=observer, environ=os.environ, options=options

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -12,7 +14,9 @@ from hetrun.cli.options import Json
 from hetrun.errors import ExitCode, LostContactError
 from hetrun.launch import runs
 from hetrun.launch.detach import detach
-from hetrun.model import RunOutcome
+from hetrun.launch.files import read_secrets
+from hetrun.launch.move import Parcel, start_there
+from hetrun.model import Facts, LostHost, Plan, Profile, RunOutcome
 from hetrun.store import load
 
 Run = Annotated[
@@ -88,10 +92,28 @@ def clean(run: Named, root: Root = RUNS, json: Json = False) -> None:
     raise typer.Exit(int(runs.clean_code(found)))
 
 
-def detached(path: Path, run_root: Path, skip: tuple[str, ...], sources: tuple[str, ...]) -> int:
-    """Start launch on its own, and print the run directory once there is one."""
-    skips = [word for check in skip for word in ("--skip", check)]
-    found = detach(["launch", str(path), "--run-root", str(run_root), *sources, *skips], run_root)
+@dataclass(frozen=True)
+class Start:
+    """What the command line says of a run that is to go on by itself."""
+
+    plan: Path
+    facts: Path
+    profile: Path
+    run_root: Path
+    skip: tuple[str, ...]
+
+    def options(self) -> list[str]:
+        """Of `hetrun launch`, without files."""
+        skips = [word for check in self.skip for word in ("--skip", check)]
+        return ["--run-root", str(self.run_root), *skips]
+
+
+def detached(start: Start, on: str | None) -> int:
+    """Start launch on its own, here or on a host of the plan, and print the run directory once there is one."""
+    if on is not None:
+        return _moved(start, on)
+    sources = ["--facts", str(start.facts), "--profile", str(start.profile)]
+    found = detach(["launch", str(start.plan), *sources, *start.options()], start.run_root)
     if isinstance(found, tuple):
         render.say(found[0])
         return found[1]
@@ -100,3 +122,18 @@ def detached(path: Path, run_root: Path, skip: tuple[str, ...], sources: tuple[s
     )
     render.print_text(str(found))
     return 0
+
+
+def _moved(start: Start, host: str) -> int:
+    chosen = load(Plan, start.plan)
+    parcel = Parcel(plan=chosen)
+    if chosen.recipe.launch.on_lost_host is LostHost.REPLAN:
+        facts, profile = load(Facts, start.facts), load(Profile, start.profile)
+        parcel = Parcel(plan=chosen, facts=facts, profile=profile)
+    hidden = read_secrets(chosen, os.environ)
+    folder, said, code = start_there(parcel, host, hidden=hidden, args=start.options())
+    for line in said.splitlines():
+        render.say(f"{host}: {line}")
+    if code == 0:
+        render.print_text(f"{host}:{folder}")
+    return code

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from hetrun import store
 from hetrun.cli.app import app
-from hetrun.errors import ConfigError
+from hetrun.errors import ConfigError, PreflightError
 from hetrun.launch import runs
-from hetrun.model import CheckpointSpec
+from hetrun.model import CheckpointSpec, Plan, RunOutcome
 from tests.ssh.controller_process import Start
+from tests.ssh.lab import Lab
 from tests.ssh.launches import GONE_S, Hosts, job_folders, lab_plan, run_dir
+from tests.ssh.plans import make_plan
 
 pytestmark = pytest.mark.ssh
 LONG = {"HETRUN_FAKE_STEPS": "500", "HETRUN_FAKE_SAVE_EVERY": "400"}
@@ -73,3 +77,49 @@ def test_what_a_dead_controller_left_is_ended_and_nothing_else(
     other.wait_for("event step 3")
     other.process.send_signal(signal.SIGINT)
     assert other.process.wait(timeout=GONE_S) == 130
+
+
+def test_a_run_on_a_host_of_its_own_needs_this_machine_no_more(
+    lab: Lab, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first host has hetrun, and keys of its own for the second one; ranks are real."""
+    home = hosts[0].folder / "home"
+    (home / ".ssh").mkdir(exist_ok=True)
+    (home / ".ssh/config").write_text(
+        f"IdentityFile {lab.folder}/id\nUserKnownHostsFile {lab.folder}/known_hosts\n"
+    )
+    monkeypatch.setenv("FAKE_SECRET", "tok en-$(51)")
+    counts = [(host.spec(), 1) for host in hosts[:2]]
+    plan = make_plan(counts, start_timeout_s=120.0, secrets=("FAKE_SECRET",))
+    store.save(plan, tmp_path / "plan.json")
+    before = set((home / "runs").glob("*"))
+    found = CliRunner().invoke(app, ["launch", str(tmp_path / "plan.json"), "--on", "h1"])
+    assert found.exit_code == 0, found.output
+    (run,) = set((home / "runs").glob("*")) - before
+    assert found.stdout == f"h1:runs/{run.name}\n"
+    assert f"h1: runs on its own: hetrun attach {run.name}" in found.stderr
+    deadline_s = time.monotonic() + 60.0
+    while not (run / "launch.json").exists():  # nobody of ours is connected
+        assert time.monotonic() < deadline_s, [*run.iterdir()]
+        time.sleep(0.2)
+    specs = store.load(Plan, run / "plan.json").hosts
+    assert [spec.connection.value for spec in specs] == ["local", "ssh"]
+    for host in hosts:
+        host.wait_empty(GONE_S)
+    assert store.load(RunOutcome, run / "launch.json").status == "done"
+    texts = [path.read_text() for path in run.rglob("*") if path.is_file()]
+    assert not [text for text in texts if "tok en" in text]
+
+
+@pytest.mark.parametrize(
+    ("python", "what"),
+    [("/bin/false", "hetrun is not there"), ("/bin/echo", "it has -m hetrun --version, this is")],
+)
+def test_a_host_without_this_hetrun_controls_no_run(
+    hosts: Hosts, tmp_path: Path, python: str, what: str
+) -> None:
+    store.save(make_plan([(hosts[0].spec(python=python), 1)]), tmp_path / "plan.json")
+    found = CliRunner().invoke(app, ["launch", str(tmp_path / "plan.json"), "--on", "h1"])
+    assert isinstance(found.exception, PreflightError)
+    assert (found.exception.host, what in found.exception.message) == ("h1", True)
+    hosts[0].wait_empty(2.0)
