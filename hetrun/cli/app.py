@@ -19,6 +19,7 @@ from hetrun.cli import doctor as doctor_command
 from hetrun.cli import plan as plan_command
 from hetrun.cli import render, streams
 from hetrun.cli import runs as run_commands
+from hetrun.cli.elsewhere import ask_there
 from hetrun.cli.options import FactsFile, Json, ProfileFile
 from hetrun.cli.profile import profile as profile_command
 from hetrun.cli.trust import hosts_app
@@ -171,6 +172,7 @@ def report(
 ) -> None:
     """Say how much of the summed compute was used, and where the time went; writes report.json and report.html."""
     run_dir = run or launcher.find_run(Path("runs"), None)
+    ask_there(run_dir, ["report", *(["--share"] if share else []), *(["--json"] if json else [])])
     result = reporter.build_report(run_dir, share=share)
     base = run_dir / ("report-share" if share else "report")
     store.save(result, base.with_suffix(".json"))

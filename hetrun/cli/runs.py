@@ -10,12 +10,13 @@ from typing import Annotated, Optional
 import typer
 
 from hetrun.cli import render
+from hetrun.cli.elsewhere import ask_there
 from hetrun.cli.options import Json
 from hetrun.errors import ExitCode, LostContactError
 from hetrun.launch import runs
 from hetrun.launch.detach import detach
 from hetrun.launch.files import read_secrets
-from hetrun.launch.move import Parcel, start_there
+from hetrun.launch.move import Parcel, note_moved, start_there
 from hetrun.model import Facts, LostHost, Plan, Profile, RunOutcome
 from hetrun.store import load
 
@@ -45,13 +46,17 @@ def logs(
     root: Root = RUNS,
 ) -> None:
     """Print what the ranks of a run wrote, host and rank in front of each line."""
-    for line in runs.lines(runs.find_run(root, run), rank, follow=follow):
+    folder = runs.find_run(root, run)
+    of_rank = [] if rank is None else ["--rank", str(rank)]
+    ask_there(folder, ["logs", *of_rank, *_given(follow=follow)])
+    for line in runs.lines(folder, rank, follow=follow):
         render.print_text(line)
 
 
 def attach(run: Run = None, root: Root = RUNS, json: Json = False) -> None:
     """Follow a run that goes on until it ends, as launch does, with its exit code; Ctrl-C leaves it running."""
     folder = runs.find_run(root, run)
+    ask_there(folder, ["attach", *_given(json=json)])
     for line in runs.lines(folder, None, follow=True):
         render.say(line)
     outcome = folder / "launch.json"
@@ -72,6 +77,7 @@ def stop(
 ) -> None:
     """Stop a run in order: ranks finish their step and save it, then all ends on every host."""
     folder = runs.find_run(root, run)
+    ask_there(folder, ["stop", *_given(force=force, json=json)])
     now = runs.stop(folder, force=force)
     render.show_runs((now,), as_json=json)
     if now.status == runs.GONE:
@@ -86,10 +92,15 @@ def clean(run: Named, root: Root = RUNS, json: Json = False) -> None:
     Exit code: 0 nothing is left, 8 something does not end, 4 a host cannot be reached.
     """
     folder = runs.find_run(root, run)
+    ask_there(folder, ["clean", *_given(json=json)])
     with render.host_progress("clean", len(runs.hosts(folder))) as progress:
         found = runs.clean(folder, done=progress)
     render.show_left_overs(found, as_json=json)
     raise typer.Exit(int(runs.clean_code(found)))
+
+
+def _given(**flags: bool) -> list[str]:
+    return [f"--{name}" for name, is_given in flags.items() if is_given]
 
 
 @dataclass(frozen=True)
@@ -102,10 +113,10 @@ class Start:
     run_root: Path
     skip: tuple[str, ...]
 
-    def options(self) -> list[str]:
-        """Of `hetrun launch`, without files."""
-        skips = [word for check in self.skip for word in ("--skip", check)]
-        return ["--run-root", str(self.run_root), *skips]
+    @property
+    def skips(self) -> list[str]:
+        """As `hetrun launch` takes them."""
+        return [word for check in self.skip for word in ("--skip", check)]
 
 
 def detached(start: Start, on: str | None) -> int:
@@ -113,7 +124,8 @@ def detached(start: Start, on: str | None) -> int:
     if on is not None:
         return _moved(start, on)
     sources = ["--facts", str(start.facts), "--profile", str(start.profile)]
-    found = detach(["launch", str(start.plan), *sources, *start.options()], start.run_root)
+    places = ["--run-root", str(start.run_root)]
+    found = detach(["launch", str(start.plan), *sources, *places, *start.skips], start.run_root)
     if isinstance(found, tuple):
         render.say(found[0])
         return found[1]
@@ -131,9 +143,9 @@ def _moved(start: Start, host: str) -> int:
         facts, profile = load(Facts, start.facts), load(Profile, start.profile)
         parcel = Parcel(plan=chosen, facts=facts, profile=profile)
     hidden = read_secrets(chosen, os.environ)
-    folder, said, code = start_there(parcel, host, hidden=hidden, args=start.options())
+    folder, said, code = start_there(parcel, host, hidden=hidden, args=start.skips)
     for line in said.splitlines():
         render.say(f"{host}: {line}")
     if code == 0:
-        render.print_text(f"{host}:{folder}")
+        render.print_text(str(note_moved(start.run_root, chosen, host, folder)))
     return code

@@ -1,6 +1,7 @@
 """Hands a run to one of its hosts, where hetrun is installed: from then on nothing of it depends on this machine.
 
-What that host then does is `hetrun launch --detach`, with its own keys and its own list of known hosts.
+What that host then does is `hetrun launch --detach`, with its own keys and its own list of known hosts. Here stays a
+folder that says so; commands about the run are passed on.
 """
 
 from __future__ import annotations
@@ -8,28 +9,38 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 import hetrun
-from hetrun.errors import ConfigError, HetrunError, PreflightError
-from hetrun.model import Connection, Facts, HostSpec, Plan, Profile, SshHop
-from hetrun.store import dumps
+from hetrun.errors import ConfigError, HetrunError, PreflightError, StorageError
+from hetrun.model import Connection, Facts, HostSpec, Moved, Plan, Profile, SshHop
+from hetrun.store import dumps, load, save
 from hetrun.transport.connect import open_transport
-from hetrun.transport.script import run_script
+from hetrun.transport.script import Listeners, run_script
 
 _START_S = 120.0  # its launch waits a minute for its controller
 _NO_HETRUN, _OTHER_HETRUN = 127, 126
 
-# $* are the arguments of launch; the files lie in $folder, which goes as soon as the controller there has read them.
-_SCRIPT = """
+_FOLLOW_S = 30 * 86400.0
+RECORD = "moved.json"
+
+# Finds hetrun there. What is called with $clear set outlives the script, which ends all that has its mark.
+_CALL = """
 umask 077
 cd || exit
-if command -v hetrun >/dev/null 2>&1; then run=hetrun; else run=; fi
-call() {{ if [ -n "$run" ]; then env -u HETRUN_SCRIPT hetrun "$@"; else env -u HETRUN_SCRIPT {python} -m hetrun "$@"; fi; }}
+clear=
+call() {{
+  if command -v hetrun >/dev/null 2>&1; then $clear hetrun "$@"; else $clear {python} -m hetrun "$@"; fi
+}}
+"""
+# The files lie in $folder, which goes as soon as the controller there has read them.
+_LAUNCH = """
 said=$(call --version 2>&1) || {{ printf '%s\\n' "$said" | tail -n 1 >&2; exit {no_hetrun}; }}
 [ "$said" = {version} ] || {{ printf '%s\\n' "$said" >&2; exit {other_hetrun}; }}
 folder=$(mktemp -d) || exit
 trap 'rm -rf -- "$folder"' EXIT
 {files}
+clear="env -u HETRUN_SCRIPT"
 call launch "$folder/plan.json" --detach {arguments}
 """
 
@@ -127,6 +138,45 @@ def _unfit(host: str, rc: int, said: str) -> HetrunError:
     )
 
 
+def note_moved(run_root: Path, plan: Plan, host: str, folder: str) -> Path:
+    """Leave a folder of the run here, of the same name, and return it.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    path = run_root / PurePosixPath(folder).name
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise StorageError(f"cannot write to {path}: {error.strerror}") from error
+    save(plan, path / "plan.json")
+    save(Moved(host=host, folder=folder), path / RECORD)
+    return path
+
+
+def moved(run_dir: Path) -> Moved | None:
+    """Return where a run went; None where it is controlled from here."""
+    return load(Moved, run_dir / RECORD) if (run_dir / RECORD).is_file() else None
+
+
+def pass_on(run_dir: Path, where: Moved, args: Sequence[str], listeners: Listeners) -> int:
+    """Call hetrun about a run on the host that controls it, and return its exit code; what it prints comes line by line.
+
+    Raises:
+        HostError: the host cannot be reached.
+        LostContactError: the link went down meanwhile; the run goes on.
+    """
+    spec = _head(load(Plan, run_dir / "plan.json"), where.host)
+    verb, *rest = args
+    call = shlex.join(["call", verb, where.folder, *rest])
+    transport = open_transport(spec)
+    try:
+        script = _CALL.format(python=shlex.quote(spec.python)) + call
+        return run_script(transport, script, timeout_s=_FOLLOW_S, listeners=listeners).rc
+    finally:
+        transport.close()
+
+
 def _script(parcel: Parcel, hidden: Mapping[str, str], args: Sequence[str]) -> str:
     """Return the text that /bin/sh gets; all data is quoted once."""
     spec = next(spec for spec in parcel.plan.hosts if spec.connection is Connection.LOCAL)
@@ -137,8 +187,7 @@ def _script(parcel: Parcel, hidden: Mapping[str, str], args: Sequence[str]) -> s
     ]
     sources = [f'--{name} "$folder/{name}.json"' for name in texts if name != "plan"]
     exports = [f"{name}={shlex.quote(value)}; export {name}" for name, value in hidden.items()]
-    return _SCRIPT.format(
-        python=shlex.quote(spec.python),
+    return _CALL.format(python=shlex.quote(spec.python)) + _LAUNCH.format(
         no_hetrun=_NO_HETRUN,
         other_hetrun=_OTHER_HETRUN,
         version=shlex.quote(f"hetrun {hetrun.__version__}"),

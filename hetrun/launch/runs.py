@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from hetrun.errors import ConfigError, ExitCode, HetrunError, JobError
+from hetrun.launch.move import moved
 from hetrun.launch.rundir import RunDir
 from hetrun.model import Controller, HostSpec, LeftOver, Plan, RunOutcome, RunState
 from hetrun.store import load
@@ -80,7 +81,10 @@ def state(run_dir: Path) -> RunState:
     plan = load(Plan, run_dir / "plan.json")
     alive = controller(run_dir)
     outcome = run_dir / "launch.json"
-    if alive is not None:
+    where = moved(run_dir)
+    if where is not None:
+        status = f"on {where.host}"
+    elif alive is not None:
         status = RUNNING
     else:
         status = load(RunOutcome, outcome).status if outcome.is_file() else GONE

@@ -12,7 +12,7 @@ from hetrun.model.base import (
     Source,
     check_name,
 )
-from hetrun.model.control import Controller, LeftOver, LeftOvers, RunList, RunState
+from hetrun.model.control import Controller, LeftOver, LeftOvers, Moved, RunList, RunState
 from hetrun.model.decoder import LayerCount, ModelCount, ModelSpec
 from hetrun.model.facts import (
     Device,
@@ -152,6 +152,7 @@ __all__ = [
     "LostHost",
     "ModelCount",
     "ModelSpec",
+    "Moved",
     "Nic",
     "NicLink",
     "Noun",

@@ -18,11 +18,20 @@ class Controller(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moved(Noun):
+    """moved.json in the run directory: the run is controlled by one of its hosts, and all else of it lies there."""
+
+    schema_version: int = SCHEMA_VERSION
+    host: str  # of plan.json beside it
+    folder: str  # on that host, below its user's home
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunState(Noun):
     """How a run stands."""
 
     run_id: str
-    status: str  # that of its outcome, "running" or "controller gone"
+    status: str  # that of its outcome, "running", "controller gone" or "on HOST"
     pid: int | None  # of its controller, while that runs here
     step: int | None  # the last one that rank 0 ended
     num_steps: int

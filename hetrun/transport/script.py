@@ -12,6 +12,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from hetrun.errors import HetrunError, HostError, LostContactError
 from hetrun.transport import Channel, CommandResult, Transport
@@ -69,12 +70,26 @@ finish $?
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who is given what a script prints, as it comes; the one of stderr from a thread of its own."""
+
+    stdout: Callable[[bytes], None]
+    stderr: Callable[[bytes], None]
+
+
 def run_script(
-    transport: Transport, script: str, *, timeout_s: float, max_bytes: int = MAX_BYTES
+    transport: Transport,
+    script: str,
+    *,
+    timeout_s: float,
+    max_bytes: int = MAX_BYTES,
+    listeners: Listeners | None = None,
 ) -> CommandResult:
     """Run a script with /bin/sh on the host and return all it printed; nothing that it started outlives it.
 
     The shell reads the whole script before it runs any of it, and its commands meet the end of their input.
+    Where there are `listeners` they get what it prints, of any size, and none of it is returned.
 
     Raises:
         HostError: unreachable, not finished in time, or more output than `max_bytes`.
@@ -89,8 +104,10 @@ def run_script(
         except OSError as error:
             raise LostContactError(f"the shell went away: {error}", host=host) from error
         deadline_s = time.monotonic() + timeout_s
-        arrivals: list[tuple[int, float]] = []
-        stdout, stderr = _drain(channel, deadline_s, max_bytes, host, arrivals)
+        out, err = _Stream(host, max_bytes), _Stream(host, max_bytes)
+        if listeners is not None:
+            out.listener, err.listener = listeners.stdout, listeners.stderr
+        _drain(channel, deadline_s, out, err)
         rc = channel.exit_code(max(0.1, deadline_s - time.monotonic()))
     except TimeoutError as error:
         raise HostError(
@@ -104,7 +121,11 @@ def run_script(
         raise LostContactError("output ended but no exit code came", host=host)
     seconds = time.monotonic() - started_s
     return CommandResult(
-        rc=rc, stdout=stdout, stderr=stderr, seconds=seconds, arrivals=tuple(arrivals)
+        rc=rc,
+        stdout=b"".join(out.parts),
+        stderr=b"".join(err.parts),
+        seconds=seconds,
+        arrivals=tuple(out.arrivals),
     )
 
 
@@ -119,60 +140,61 @@ def _guarded(script: str, timeout_s: float) -> bytes:
     return "\n".join(["{", *lines, _WATCHDOG, "}", ""]).encode()
 
 
-def _drain(
-    channel: Channel,
-    deadline_s: float,
-    max_bytes: int,
-    host: str,
-    arrivals: list[tuple[int, float]],
-) -> tuple[bytes, bytes]:
-    """Read both streams to their ends, stderr in a thread of its own; note when what came on stdout."""
+@dataclass(slots=True)
+class _Stream:
+    """What came on one of the two streams: kept within bounds, or given to a listener."""
+
+    host: str
+    max_bytes: int
+    listener: Callable[[bytes], None] | None = None
+    parts: list[bytes] = field(default_factory=list)
+    arrivals: list[tuple[int, float]] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def take(self, part: bytes) -> None:
+        if self.listener is not None:
+            self.listener(part)
+            return
+        self.num_bytes += len(part)
+        if self.num_bytes > self.max_bytes:
+            raise HostError(
+                f"sent more than {self.max_bytes} bytes, need at most that much",
+                hint="a start file of the login shell or a vendor tool floods its output",
+                host=self.host,
+            )
+        self.parts.append(part)
+        self.arrivals.append((self.num_bytes, time.time()))
+
+    def read_all(self, read: Callable[[float], bytes], deadline_s: float) -> None:
+        """Take all up to the end of the stream."""
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("deadline passed")
+            try:
+                part = read(min(left_s, _SLICE_S))
+            except TimeoutError:
+                continue
+            if not part:
+                return
+            self.take(part)
+
+
+def _drain(channel: Channel, deadline_s: float, out: _Stream, err: _Stream) -> None:
+    """Read both streams to their ends, stderr in a thread of its own."""
     errors: list[Exception] = []
-    stderr: list[bytes] = []
 
     def read_stderr() -> None:
         try:
-            stderr.append(_read_all(channel.read_stderr, deadline_s, max_bytes, host))
+            err.read_all(channel.read_stderr, deadline_s)
         except (HetrunError, OSError) as error:  # raised again in the caller's thread
             errors.append(error)
 
-    thread = threading.Thread(target=read_stderr, daemon=True, name=f"stderr of {host}")
+    thread = threading.Thread(target=read_stderr, daemon=True, name=f"stderr of {out.host}")
     thread.start()
-
-    def read_stdout(timeout_s: float) -> bytes:
-        part = channel.read_stdout(timeout_s)
-        arrivals.append((len(part) + (arrivals[-1][0] if arrivals else 0), time.time()))
-        return part
-
-    stdout = _read_all(read_stdout, deadline_s, max_bytes, host)
+    out.read_all(channel.read_stdout, deadline_s)
     thread.join(max(0.0, deadline_s - time.monotonic()) + 1.0)
     if errors:
         raise errors[0]
     if thread.is_alive():
         raise TimeoutError("stderr stays open")
-    return stdout, stderr[0]
-
-
-def _read_all(
-    read: Callable[[float], bytes], deadline_s: float, max_bytes: int, host: str
-) -> bytes:
-    parts: list[bytes] = []
-    num_bytes = 0
-    while True:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("deadline passed")
-        try:
-            part = read(min(left_s, _SLICE_S))
-        except TimeoutError:
-            continue
-        if not part:
-            return b"".join(parts)
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
-            raise HostError(
-                f"sent more than {max_bytes} bytes, need at most that much",
-                hint="a start file of the login shell or a vendor tool floods its output",
-                host=host,
-            )
-        parts.append(part)

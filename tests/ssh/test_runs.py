@@ -93,15 +93,23 @@ def test_a_run_on_a_host_of_its_own_needs_this_machine_no_more(
     plan = make_plan(counts, start_timeout_s=120.0, secrets=("FAKE_SECRET",))
     store.save(plan, tmp_path / "plan.json")
     before = set((home / "runs").glob("*"))
-    found = CliRunner().invoke(app, ["launch", str(tmp_path / "plan.json"), "--on", "h1"])
+    root = ["--run-root", str(tmp_path / "runs")]
+    found = CliRunner().invoke(app, ["launch", str(tmp_path / "plan.json"), "--on", "h1", *root])
     assert found.exit_code == 0, found.output
     (run,) = set((home / "runs").glob("*")) - before
-    assert found.stdout == f"h1:runs/{run.name}\n"
+    assert found.stdout == f"{tmp_path}/runs/{run.name}\n"
     assert f"h1: runs on its own: hetrun attach {run.name}" in found.stderr
-    deadline_s = time.monotonic() + 60.0
-    while not (run / "launch.json").exists():  # nobody of ours is connected
-        assert time.monotonic() < deadline_s, [*run.iterdir()]
-        time.sleep(0.2)
+    assert f"{run.name}  on h1, " in CliRunner().invoke(app, ["ps", *root]).stdout
+    deadline_s = time.monotonic() + GONE_S
+    while any(line.startswith("sshd: ") for line in hosts[0].processes().values()):
+        assert time.monotonic() < deadline_s, "a connection to the host stays open"
+        time.sleep(0.05)
+    assert not (run / "launch.json").exists()  # it goes on with nobody connected
+    found = CliRunner().invoke(app, ["attach", run.name, *root])
+    assert (found.exit_code, found.stdout) == (0, f"runs/{run.name}\n"), found.output
+    assert "done after " in found.stderr
+    read = CliRunner().invoke(app, ["logs", run.name, "--rank", "7", *root])
+    assert (read.exit_code, "this run has ranks 0 to 1" in read.stderr) == (2, True)
     specs = store.load(Plan, run / "plan.json").hosts
     assert [spec.connection.value for spec in specs] == ["local", "ssh"]
     for host in hosts:
