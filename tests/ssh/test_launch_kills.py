@@ -118,8 +118,17 @@ def plain_host(lab: Lab) -> Iterator[LabHost]:
     lab.drop(host)
 
 
-@pytest.mark.parametrize(("device", "mode"), [("cpu", "user and pid"), ("cuda", "subreaper")])
-@pytest.mark.parametrize("victim", ["guard", "init", "torchrun", "controller"])
+@pytest.mark.parametrize(
+    ("device", "mode", "victim"),
+    [
+        ("cpu", "user and pid", "guard"),
+        ("cpu", "user and pid", "controller"),
+        # ends as in a PID namespace that root made, above: `make chaos`
+        pytest.param("cpu", "user and pid", "init", marks=pytest.mark.bench),
+        pytest.param("cpu", "user and pid", "torchrun", marks=pytest.mark.bench),
+        *(("cuda", "subreaper", victim) for victim in ("guard", "init", "torchrun", "controller")),
+    ],
+)
 def test_without_the_right_to_make_namespaces_all_goes_too(
     plain_host: LabHost, tmp_path: Path, start: Start, device: str, mode: str, victim: str
 ) -> None:

@@ -134,11 +134,11 @@ def test_the_same_error_in_the_same_step_is_not_tried_a_third_time(
 
 
 def test_a_hang_is_named_by_the_step_of_its_heartbeat(hosts: Hosts, tmp_path: Path) -> None:
-    plan = lab_plan(hosts, tmp_path / "meet", "hang:2:3", env=SAVES, step_timeout_s=8.0)
+    plan = lab_plan(hosts, tmp_path / "meet", "hang:2:3", env=SAVES, step_timeout_s=4.0)
     outcome = launch_fake(plan, tmp_path)
     assert outcome.exit_code == 6
     assert (outcome.failures[0].host, outcome.failures[0].rank) == ("h1", 2)
-    assert outcome.failures[0].what.startswith("hangs in step 3: nothing for 8 s")
+    assert outcome.failures[0].what.startswith("hangs in step 3: nothing for 4 s")
     for rank in range(4):
         log = (run_dir(tmp_path) / f"logs/rank-{rank:04}.log").read_text()
         assert "most recent call first" in log
