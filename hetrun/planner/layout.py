@@ -24,7 +24,7 @@ from hetrun.planner.kinds import UNKNOWN_MODEL, Seat
 from hetrun.planner.memory import stage_bytes
 from hetrun.planner.owners import Owners
 from hetrun.planner.problem import Problem
-from hetrun.planner.shapes import Shape, pieces, stage_load
+from hetrun.planner.shapes import Shape, pieces, stage_load, stage_memory
 from hetrun.schedule import held_layers, step_cost, step_seconds
 
 
@@ -344,10 +344,15 @@ def _shared(
         timing = kind.timings[shape.rows]
         forward_s, backward_s = stage_seconds(timing, piece)
         held = style.most_held[index] if style.most_held else draft.windows[index]
-        load = stage_load(problem, shape.kinds[index], rows=shape.rows, window=held)
-        updated = stage_parameters(problem.model, piece, tp=kind.tp)
-        if owners is not None:
+        if owners is None:
+            updated = stage_parameters(problem.model, piece, tp=kind.tp)
+            num_bytes = stage_memory(
+                problem, shape.kinds[index], piece, rows=shape.rows, window=held
+            )
+        else:
             updated = owners.updated(piece, tp=kind.tp)
+            load = stage_load(problem, shape.kinds[index], rows=shape.rows, window=held)
+            num_bytes = stage_bytes(problem.model, problem.dtype, piece, load, updated=updated)
         yield {
             "first_layer": piece.first_layer,
             "num_layers": piece.num_layers,
@@ -358,7 +363,7 @@ def _shared(
             "forward_s": forward_s,
             "backward_s": backward_s,
             "optimizer_s": kind.optimizer_s_per_parameter * updated,
-            "memory_bytes": stage_bytes(problem.model, problem.dtype, piece, load, updated=updated),
+            "memory_bytes": num_bytes,
             "memory_limit_bytes": kind.limit_bytes,
             "recompute": kind.recompute,
             "lanes": kind.lanes,

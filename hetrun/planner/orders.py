@@ -26,9 +26,8 @@ from hetrun.planner.drafts import (
     seconds,
 )
 from hetrun.planner.layout import PLAIN, Style, held_pieces
-from hetrun.planner.memory import stage_bytes
-from hetrun.planner.problem import Problem
-from hetrun.planner.shapes import Shape, stage_load
+from hetrun.planner.problem import Cuts, Problem
+from hetrun.planner.shapes import Shape, stage_memory
 from hetrun.schedule.step import known_ends
 
 # microbatches that run ahead and that are held, beyond 1F1B's
@@ -74,6 +73,11 @@ def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False
 
     `keep_counts` leaves each replica its microbatches.
     """
+    return leanest(problem, roomiest(problem, candidate, keep_counts=keep_counts))
+
+
+def roomiest(problem: Problem, candidate: Candidate, *, keep_counts: bool = False) -> Candidate:
+    """Return what `refined` does, with as much room in the windows as helps and fits."""
     events = _events(candidate)
     if events > _MOST_EVENTS:
         return candidate
@@ -148,38 +152,50 @@ def _settled(problem: Problem, candidate: Candidate, *, keep_counts: bool) -> Ca
 def _best_way(
     problem: Problem, planned: ReplicaPlan, group: Group, ladders: Sequence[Sequence[Group]]
 ) -> Group:
-    """Return the quickest way for a replica on its own; of nearly equal ones the earlier."""
+    """Return the roomiest way of the quickest order for a replica on its own; of nearly equal orders the earlier."""
     best, best_s = group, _about_s(problem, planned, group)
-    for ladder in ladders:
+    for *_, way in ladders:
         wanted_s = best_s * (1 - NEXT_TO_NOTHING)
-        if _busy_s(problem, ladder[-1]) >= wanted_s:
+        if _busy_s(problem, way) >= wanted_s:
             continue  # nothing to gain
-        way, way_s = _leanest(problem, planned, ladder, wanted_s)
+        way_s = _about_s(problem, planned, way)
         if way_s < wanted_s:
             best, best_s = way, way_s
     return best
 
 
-def _leanest(
-    problem: Problem, planned: ReplicaPlan, ladder: Sequence[Group], wanted_s: float
-) -> tuple[Group, float]:
-    """Return the first way that takes next to nothing longer than the roomiest, and about how long it takes.
+def leanest(problem: Problem, candidate: Candidate) -> Candidate:
+    """Return the candidate with as little room in the windows of its orders as costs next to nothing."""
+    if _events(candidate) > _FEW_EVENTS or len(candidate.layout.ranks) > _FEW_RANKS:
+        return candidate
+    groups = tuple(
+        _leanest_way(problem, planned, group)
+        for group, planned in zip(candidate.groups, first_replicas(candidate), strict=True)
+    )
+    if groups == candidate.groups:
+        return candidate
+    tried = judge(problem, groups)
+    return tried if tried.step_s <= candidate.step_s * (1 + NEXT_TO_NOTHING) else candidate
 
-    Room in the windows hardly ever makes a replica slower, so the place is found by halving. If the roomiest takes
-    longer than `wanted_s` the others are not looked at.
+
+def _leanest_way(problem: Problem, planned: ReplicaPlan, group: Group) -> Group:
+    """Return the first way of a group's order that takes next to nothing longer than the roomiest.
+
+    Room in the windows hardly ever makes a replica slower, so the place is found by halving.
     """
-    leanest_s, roomiest_s = (_about_s(problem, planned, ladder[at]) for at in (0, -1))
-    if leanest_s <= roomiest_s * (1 + NEXT_TO_NOTHING):
-        return ladder[0], leanest_s
-    low, found, found_s = 1, len(ladder) - 1, roomiest_s
-    while low < found and roomiest_s < wanted_s:
-        middle = (low + found) // 2
-        middle_s = _about_s(problem, planned, ladder[middle])
-        if middle_s <= roomiest_s * (1 + NEXT_TO_NOTHING):
-            found, found_s = middle, middle_s
+    ladder = _ladder(problem, group, group.style.order, group.style.cuts)
+    if len(ladder) < 2 or ladder[-1] != group:
+        return group  # such as plain 1F1B
+    most_s = _about_s(problem, planned, group) * (1 + NEXT_TO_NOTHING)
+    low, found = 0, len(ladder) - 1
+    middle = 0  # the leanest way, mostly
+    while low < found:
+        if _about_s(problem, planned, ladder[middle]) <= most_s:
+            found = middle
         else:
             low = middle + 1
-    return ladder[found], found_s
+        middle = (low + found) // 2
+    return ladder[found]
 
 
 def _busy_s(problem: Problem, group: Group) -> float:
@@ -221,16 +237,24 @@ def _ladders(
         splits = order is Order.ZERO_BUBBLE
         if (splits and not _can_split(problem, shape)) or not (splits or cuts):
             continue
-        ladder: dict[Group, None] = {}
-        for ahead, more in _SPLIT_BOUNDS if splits else _BOUNDS:
-            held = _clipped(problem, shape, cuts, [window + more for window in plain])
-            if held is None:
-                continue
+        ladder = _ladder(problem, group, order, cuts)
+        if ladder:
+            yield ladder
+
+
+def _ladder(problem: Problem, group: Group, order: Order, cuts: Cuts) -> list[Group]:
+    """Return the ways for a group to work in an order that fit its devices' memory, those that hold least first."""
+    shape = group.shape
+    plain = narrow_windows(shape)
+    splits = order is Order.ZERO_BUBBLE
+    ladder: dict[Group, None] = {}
+    for ahead, more in _SPLIT_BOUNDS if splits else _BOUNDS:
+        held = _clipped(problem, shape, cuts, [window + more for window in plain])
+        if held is not None:
             windows = tuple(min(w + ahead, most) for w, most in zip(plain, held, strict=True))
             style = Style(order=order, most_held=held if splits else (), cuts=cuts)
             ladder.setdefault(replace(group, windows=windows, style=style))
-        if ladder:
-            yield list(ladder)
+    return list(ladder)
 
 
 def _clipped(
@@ -252,11 +276,19 @@ def _can_split(problem: Problem, shape: Shape) -> bool:
     return all(splits_backward(k.timings[shape.rows]) and not k.recompute for k in kinds)
 
 
-def even_cuts(problem: Problem, shape: Shape, held: Sequence[int]) -> tuple[float, ...] | None:
+def even_cuts(problem: Problem, shape: Shape, held: Sequence[int]) -> Cuts | None:
     """Return real cuts at which all stages take equally long, as far as memory lets them.
 
     None where layers differ, a stage would pass less than a layer, or nothing fits; empty where whole layers do.
+    Remembered.
     """
+    key = (shape.kinds, shape.rows, tuple(held))
+    if key not in problem.cuts_cache:
+        problem.cuts_cache[key] = _even_cuts(problem, shape, held)
+    return problem.cuts_cache[key]
+
+
+def _even_cuts(problem: Problem, shape: Shape, held: Sequence[int]) -> Cuts | None:
     if problem.layers_differ or shape.num_stages < 2:
         return None
     layer_s, start_s = _stage_seconds(problem, shape)
@@ -324,8 +356,10 @@ def _too_full(
     for index, piece in enumerate(held_pieces(shape, cuts)):
         kind = shape.kinds[index]
         limit = problem.kinds[kind].limit_bytes
-        load = stage_load(problem, kind, rows=shape.rows, window=min(held[index], most))
-        if limit is not None and limit < stage_bytes(problem.model, problem.dtype, piece, load):
+        if limit is None:
+            continue
+        window = min(held[index], most)
+        if limit < stage_memory(problem, kind, piece, rows=shape.rows, window=window):
             full[index] = piece.num_layers
     return full
 

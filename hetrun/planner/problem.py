@@ -32,6 +32,8 @@ from hetrun.schedule.step import KnownEnds
 
 log = logging.getLogger(__name__)
 
+Cuts = tuple[float, ...]  # real, between stages
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -60,6 +62,16 @@ class Problem:
         self,
     ) -> dict[tuple[tuple[tuple[str, int], ...], int, tuple[str, ...], int], float]:
         """Seconds of all-reduces that were asked for, by devices per vendor and bytes."""
+        return {}
+
+    @cached_property
+    def bytes_cache(self) -> dict[tuple[int, ...], int]:
+        """Bytes of stages that were asked for; see `shapes.stage_memory`."""
+        return {}
+
+    @cached_property
+    def cuts_cache(self) -> dict[tuple[tuple[int, ...], int, tuple[int, ...]], Cuts | None]:
+        """Real cuts of shapes that were asked for; see `orders.even_cuts`."""
         return {}
 
     @cached_property

@@ -25,7 +25,7 @@ from hetrun.planner.drafts import (
     within,
 )
 from hetrun.planner.estimate import Combo, quickest
-from hetrun.planner.orders import offers, promise_s, refined
+from hetrun.planner.orders import leanest, offers, promise_s, roomiest
 from hetrun.planner.problem import Problem
 from hetrun.planner.refusals import check_batch, no_microbatches, shortage
 from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
@@ -42,6 +42,7 @@ _POLISH_BUDGET = (40, 200)  # simulations per combination, at first and again
 # up to so many devices: outlines of which those that promise most are refined, and how many of them
 _REFINED = ((FEW, 200, 24), (ANY_MIX, 40, 8), (24, 12, 4))
 _REFINED_ELSE = (12, 1)
+_NEARLY = 1.01  # of the best step: so much a leaner way may be quicker, at times
 _REFINED_AT_LEAST = 4  # of few devices; more only while all together play so many events
 _REFINED_EVENTS = 4_000
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
@@ -255,8 +256,11 @@ def _first_two(
         most = min(most, max(at_least, _REFINED_EVENTS // _events(plain.groups)))
         likely = sorted(list(leaders.values())[:wide], key=partial(promise_s, problem))
         chosen = {c.groups: c for c in (judged[len(polished)], unpolished, plain, *likely[:most])}
-        tried += [refined(problem, candidate) for candidate in chosen.values()]
-    best = best_of(tried)
+        for candidate in sorted(chosen.values(), key=partial(promise_s, problem)):
+            if promise_s(problem, candidate) < best_of(tried).step_s:
+                tried.append(roomiest(problem, candidate))
+    near_s = best_of(tried).step_s * _NEARLY
+    best = best_of([leanest(problem, c) if c.step_s <= near_s else c for c in tried])
     others = [c for c in (*tried, *judged) if _outline(c) != _outline(best)]
     return Outcome(
         best=best,

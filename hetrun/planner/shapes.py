@@ -253,7 +253,8 @@ class ShapeMaker:
 
     def _bytes(self, kind: int, piece: Piece, rows: int, window: int) -> int:
         problem = self.problem
-        return stage_bytes(problem.model, problem.dtype, piece, self._load(kind, rows, window))
+        held = self._held(kind, window, rows)
+        return stage_memory(problem, kind, piece, rows=rows, window=held)
 
     def _load(self, kind: int, rows: int, window: int) -> Load:
         """Return what a stage of this kind works on."""
@@ -340,6 +341,16 @@ def stage_load(problem: Problem, kind: int, *, rows: int, window: int) -> Load:
         recompute=way.recompute,
         shards=max(1, problem.shards),
     )
+
+
+def stage_memory(problem: Problem, kind: int, piece: Piece, *, rows: int, window: int) -> int:
+    """Return the bytes of a stage of a kind that updates its share of what it holds; remembered."""
+    has = piece.has_embedding, piece.has_head
+    key = (kind, rows, window, piece.first_layer, piece.num_layers, *has)
+    if key not in problem.bytes_cache:
+        load = stage_load(problem, kind, rows=rows, window=window)
+        problem.bytes_cache[key] = stage_bytes(problem.model, problem.dtype, piece, load)
+    return problem.bytes_cache[key]
 
 
 def _end_without_links(
