@@ -28,7 +28,7 @@ from hetrun.planner.drafts import (
 from hetrun.planner.layout import PLAIN, Style, held_pieces
 from hetrun.planner.problem import Cuts, Problem
 from hetrun.planner.shapes import Shape, stage_memory
-from hetrun.schedule.step import known_ends
+from hetrun.schedule.step import known_ends, waiting_s
 
 # microbatches that run ahead and that are held, beyond 1F1B's
 _BOUNDS = ((0, 0), (1, 1), (2, 2))
@@ -53,7 +53,7 @@ def promise_s(problem: Problem, candidate: Candidate) -> float:
     """Return about how long a candidate's step takes once zero bubble hides its sends and real cuts level its stages."""
     step_s = candidate.step_s
     if Order.ZERO_BUBBLE in problem.orders:
-        step_s -= candidate.layout.cost.p2p_s + candidate.layout.cost.bubble_s
+        step_s -= waiting_s(candidate.layout.replicas, problem.known_ends)
     if not problem.fractional:
         return step_s
     now = then = 0.0  # rows per second

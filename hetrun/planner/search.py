@@ -31,6 +31,7 @@ from hetrun.planner.refusals import check_batch, no_microbatches, shortage
 from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
 from hetrun.planner.shapes import ShapeMaker
 from hetrun.planner.variety import ANY_MIX, FEW, enumerate_shapes
+from hetrun.schedule.step import waiting_s
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,10 @@ def _waits_for_sends(problem: Problem, found: Outcome) -> bool:
     """
     if len(problem.with_least_tp().kinds) == len(problem.kinds):
         return False
-    return found.best.layout.cost.p2p_s > _MUCH_TRAFFIC * found.best.step_s
+    best, much_s = found.best, _MUCH_TRAFFIC * found.best.step_s
+    if waiting_s(best.layout.replicas, problem.known_ends) <= much_s:
+        return False  # saves playing the pipeline with free links
+    return best.layout.cost.p2p_s > much_s
 
 
 def _search(problem: Problem, *, quick: bool, among: int) -> Outcome:

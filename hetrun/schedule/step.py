@@ -164,6 +164,12 @@ def known_ends(replica: ReplicaPlan, known: KnownEnds) -> tuple[tuple[float, ...
     return known[key]
 
 
+def waiting_s(replicas: Sequence[ReplicaPlan], known: KnownEnds) -> float:
+    """Return how long the busiest lane of the slowest pipeline waits: `bubble_s` and `p2p_s` of its cost together."""
+    ends = [max(map(max, known_ends(replica, known))) for replica in replicas]
+    return max(0.0, max(ends) - busy_s(replicas[ends.index(max(ends))]))
+
+
 def busy_s(replica: ReplicaPlan) -> float:
     """Return the computing seconds of the busiest lane of a replica."""
     if is_plain(replica):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from math import gcd
 
 from hetrun import arch
@@ -58,8 +59,14 @@ def gradient_buckets(
     holders = _holders(replicas)
     held = list(holders)
     members: dict[tuple[int, ...], list[str]] = {}  # by places in holders
-    for unit in _units_backward(model):
-        members.setdefault(_owners(unit, held, model), []).append(unit)
+    members.setdefault(_end_owners("head", held, model), []).append("head")
+    edges = sorted(
+        {0, model.num_layers}.union(*((first, first + count) for first, count, *_ in held))
+    )
+    for first, end in reversed(list(pairwise(edges))):  # those of one stage are held alike
+        layers = [f"layer.{layer}" for layer in reversed(range(first, end))]
+        members.setdefault(_layer_owners(first, held), []).extend(layers)
+    members.setdefault(_end_owners("embedding", held, model), []).append("embedding")
     buckets: list[Bucket] = []
     for places, units in members.items():
         stages = [(held[place][4], holders[held[place]]) for place in places]
@@ -129,14 +136,6 @@ def unit_parameters(unit: str, model: ModelSpec) -> int:
     return arch.layer_at(model, int(unit.removeprefix("layer."))).parameters
 
 
-def _units_backward(model: ModelSpec) -> Iterator[str]:
-    """Name all units in the order in which their gradients become ready."""
-    yield "head"
-    for layer in reversed(range(model.num_layers)):
-        yield f"layer.{layer}"
-    yield "embedding"
-
-
 _Held = tuple[int, int, bool, bool, int]  # first layer, number of layers, embedding, head, tp
 
 
@@ -151,20 +150,21 @@ def _holders(replicas: Sequence[ReplicaPlan]) -> dict[_Held, list[int]]:
     return holders
 
 
-def _owners(unit: str, stages: Sequence[_Held], model: ModelSpec) -> tuple[int, ...]:
-    """Return the places of the stages that hold the parameters of a unit."""
-    layer = int(unit.removeprefix("layer.")) if unit.startswith("layer.") else None
-    owners = []
-    for place, (first_layer, num_layers, has_embedding, has_head, _) in enumerate(stages):
-        if layer is not None:
-            holds = first_layer <= layer < first_layer + num_layers
-        elif unit == "head":
-            holds = has_head
-        else:
-            holds = has_embedding or (model.tied_embeddings and has_head)
-        if holds:
-            owners.append(place)
-    return tuple(owners)
+def _layer_owners(layer: int, stages: Sequence[_Held]) -> tuple[int, ...]:
+    """Return the places of the stages that hold a layer."""
+    return tuple(
+        place for place, (first, count, *_) in enumerate(stages) if first <= layer < first + count
+    )
+
+
+def _end_owners(unit: str, stages: Sequence[_Held], model: ModelSpec) -> tuple[int, ...]:
+    """Return the places of the stages that hold the parameters of "embedding" or "head"."""
+    tied = model.tied_embeddings
+    return tuple(
+        place
+        for place, (_, _, has_embedding, has_head, _) in enumerate(stages)
+        if (has_head if unit == "head" else has_embedding or (tied and has_head))
+    )
 
 
 def lane_ranks(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
