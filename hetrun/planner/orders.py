@@ -28,7 +28,7 @@ from hetrun.planner.drafts import (
 from hetrun.planner.layout import PLAIN, Style, held_pieces
 from hetrun.planner.problem import Cuts, Problem
 from hetrun.planner.shapes import Shape, stage_memory
-from hetrun.schedule.step import known_ends, waiting_s
+from hetrun.schedule.step import known_ends
 
 # microbatches that run ahead and that are held, beyond 1F1B's
 _BOUNDS = ((0, 0), (1, 1), (2, 2))
@@ -47,25 +47,6 @@ _HALVINGS = 44
 def offers(problem: Problem) -> bool:
     """Whether there is anything beyond 1F1B over whole layers to choose from."""
     return problem.fractional or Order.ZERO_BUBBLE in problem.orders
-
-
-def promise_s(problem: Problem, candidate: Candidate) -> float:
-    """Return about how long a candidate's step takes once zero bubble hides its sends and real cuts level its stages."""
-    step_s = candidate.step_s
-    if Order.ZERO_BUBBLE in problem.orders:
-        step_s -= waiting_s(candidate.layout.replicas, problem.known_ends)
-    if not problem.fractional:
-        return step_s
-    now = then = 0.0  # rows per second
-    for group in candidate.groups:
-        cuts = even_cuts(problem, group.shape, narrow_windows(group.shape))
-        rows = group.shape.rows * len(group.counts)
-        whole_s = max(_passed_s(problem, group.shape, ()))
-        now += rows / whole_s
-        then += rows / (
-            min(whole_s, max(_passed_s(problem, group.shape, cuts))) if cuts else whole_s
-        )
-    return step_s * now / then
 
 
 def refined(problem: Problem, candidate: Candidate, *, keep_counts: bool = False) -> Candidate:
@@ -200,10 +181,10 @@ def _leanest_way(problem: Problem, planned: ReplicaPlan, group: Group) -> Group:
 
 def _busy_s(problem: Problem, group: Group) -> float:
     """Return how long the busiest lane of the largest replica computes at least; with real cuts on average."""
-    return (group.counts[0] - 1) * max(_passed_s(problem, group.shape, group.style.cuts))
+    return (group.counts[0] - 1) * max(passed_s(problem, group.shape, group.style.cuts))
 
 
-def _passed_s(problem: Problem, shape: Shape, cuts: Sequence[float]) -> list[float]:
+def passed_s(problem: Problem, shape: Shape, cuts: Sequence[float]) -> list[float]:
     """Return the seconds of a microbatch on each stage, shared by its lanes; with real cuts on average."""
     layer_s, start_s = _stage_seconds(problem, shape)
     edges = (0.0, *cuts, float(problem.model.num_layers))
@@ -235,7 +216,7 @@ def _ladders(
         return
     for order in orders:
         splits = order is Order.ZERO_BUBBLE
-        if (splits and not _can_split(problem, shape)) or not (splits or cuts):
+        if (splits and not can_split(problem, shape)) or not (splits or cuts):
             continue
         ladder = _ladder(problem, group, order, cuts)
         if ladder:
@@ -270,7 +251,7 @@ def _clipped(
     return tuple(clipped)
 
 
-def _can_split(problem: Problem, shape: Shape) -> bool:
+def can_split(problem: Problem, shape: Shape) -> bool:
     """Whether W has figures on all stages; recomputed layers hold more for it than the memory model counts."""
     kinds = [problem.kinds[kind] for kind in shape.kinds]
     return all(splits_backward(k.timings[shape.rows]) and not k.recompute for k in kinds)

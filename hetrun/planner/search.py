@@ -25,8 +25,9 @@ from hetrun.planner.drafts import (
     within,
 )
 from hetrun.planner.estimate import Combo, quickest
-from hetrun.planner.orders import leanest, offers, promise_s, roomiest
+from hetrun.planner.orders import leanest, offers, roomiest
 from hetrun.planner.problem import Problem
+from hetrun.planner.promise import promise_s
 from hetrun.planner.refusals import check_batch, no_microbatches, shortage
 from hetrun.planner.scale import bound_of, many_shapes, scaled_combos
 from hetrun.planner.shapes import ShapeMaker
