@@ -41,20 +41,19 @@ _NUM_SIMULATED_QUICK = 8
 _NUM_POLISHED = 32  # of these, a little at first
 _NUM_AGAIN = 8  # of these, more
 _POLISH_BUDGET = (40, 200)  # simulations per combination, at first and again
-# up to so many devices: outlines of which those that promise most are refined, and how many of them
-_REFINED = ((FEW, 200, 24), (ANY_MIX, 40, 8), (24, 12, 4))
-_REFINED_ELSE = (12, 1)
+_NUM_LIKELY = (
+    12  # outlines of which those that promise most are refined, where there are many devices
+)
+_NUM_REFINED = 1
 _NEARLY = 1.01  # of the best step: so much a leaner way may be quicker, at times
 _REFINED_AT_LEAST = 4  # of few devices; more only while all together play so many events
-_REFINED_EVENTS = 4_000
+_REFINED_EVENTS = 500_000
 _EVENTS_BUDGET = 2_000_000  # forwards and backwards in all simulations of one search
 _LANES = (1, 2, 4)  # to advise
 _LANES_SLOWER = 4  # an event of lanes takes so many times as long
 _FEW_WAYS = 2  # of a device to work, up to which every mix of replicas is looked at
 _MANY = FEW  # devices; with more of them shapes are handled as arrays
-_NOT_SO_MANY = (
-    24  # of these, up to here several outlines are refined, and less freedom is tried too
-)
+_NOT_SO_MANY = 24  # devices; up to here all outlines are refined that promise enough, and less freedom is tried too
 _MUCH_TRAFFIC = 0.05  # of a step, in sends that are waited for
 _SOME = 64  # devices; up to here they are searched without tp only where sends take long
 _MOST_TWICE = 20_000  # devices; with more of them a second search takes too long
@@ -245,8 +244,8 @@ def _first_two(
 ) -> Outcome:
     """Return the best candidate, with narrow windows where they cost nothing, and the best that is built otherwise.
 
-    Other orders and cuts are tried of the best, and of the outlines that promise most; of fewer `among` many devices
-    (0: quickly).
+    Other orders and cuts are tried of the best, and of the outlines that promise most: of few devices, which `among`
+    says (0: quickly), until none promises to be quicker than the best so far.
     """
     unpolished = best_of(judged)  # has more room in memory, at times
     judged = [*polished, *judged]
@@ -256,14 +255,18 @@ def _first_two(
         leaders = {_outline(plain): plain}
         for candidate in sorted(judged, key=lambda c: (c.step_s, len(c.layout.ranks))):
             leaders.setdefault(_outline(candidate), candidate)
-        wide, most = next((few[1:] for few in _REFINED if 0 < among <= few[0]), _REFINED_ELSE)
-        at_least = min(most, _REFINED_AT_LEAST)
-        most = min(most, max(at_least, _REFINED_EVENTS // _events(plain.groups)))
-        likely = sorted(list(leaders.values())[:wide], key=partial(promise_s, problem))
+        few = 0 < among <= _NOT_SO_MANY
+        likely = list(leaders.values())[: None if few else _NUM_LIKELY]
+        likely.sort(key=partial(promise_s, problem))
+        most = None if few else _NUM_REFINED
         chosen = {c.groups: c for c in (judged[len(polished)], unpolished, plain, *likely[:most])}
+        events = 0
         for candidate in sorted(chosen.values(), key=partial(promise_s, problem)):
-            if promise_s(problem, candidate) < best_of(tried).step_s:
-                tried.append(roomiest(problem, candidate))
+            enough = events > _REFINED_EVENTS and len(tried) > _REFINED_AT_LEAST
+            if enough or promise_s(problem, candidate) >= best_of(tried).step_s:
+                break
+            tried.append(roomiest(problem, candidate))
+            events += _events(candidate.groups)
     near_s = best_of(tried).step_s * _NEARLY
     best = best_of([leanest(problem, c) if c.step_s <= near_s else c for c in tried])
     others = [c for c in (*tried, *judged) if _outline(c) != _outline(best)]
