@@ -21,6 +21,7 @@ from hetrun.planner.explain import explain
 from hetrun.planner.export import TARGETS, export
 from hetrun.planner.orders import even_cuts, refined
 from hetrun.planner.problem import Problem, read_problem
+from hetrun.planner.promise import promise_s
 from hetrun.planner.recost import recost
 from hetrun.planner.shapes import ShapeMaker
 from hetrun.report.plan_page import to_page
@@ -216,6 +217,9 @@ def test_a_refined_plan_is_never_slower_and_both_evaluators_agree(
     plain = judge(problem, (group,))
     best = refined(problem, plain)
     assert best.step_s <= plain.step_s
+    whole = replace(problem, fractional=False)
+    assert promise_s(whole, plain) <= refined(whole, plain).step_s * (1 + 1e-9)
+    assert promise_s(problem, plain) <= promise_s(whole, plain)
     check_split(split_of(best), lab.facts, lab.profile, lab.recipe)
 
 
