@@ -198,6 +198,7 @@ def filled_up(
                 starts.setdefault((int(first), int(count[first])), float(seconds[first]))
     full = {key: seconds for key, seconds in starts.items() if key[1] == replicas[key[0]]}
     thin = {key: seconds for key, seconds in starts.items() if key not in full}
+    few = have.sum() <= _PARTED
     for chosen in (full, thin):
         for first, number in sorted(chosen, key=chosen.__getitem__)[:most]:
             counts: Counts = {first: number}
@@ -211,7 +212,7 @@ def filled_up(
                 if gained[best] <= 0:
                     break
                 added = int(_most_replicas(columns.need[:, best : best + 1], left)[0])
-                parts = (1, added // 2, added - 1, added) if have.sum() <= _PARTED else (added,)
+                parts = (1, added // 2, added - 1, added) if few else (added,)
                 for some in dict.fromkeys(parts):
                     if some:
                         yield {**counts, best: counts.get(best, 0) + some}

@@ -37,9 +37,8 @@ _LEAST_LAYERS = 1.0  # a stage passes on average
 _DIGITS = 4  # of a cut
 _MOST_EVENTS = 400_000  # of a candidate, above which no other order is tried
 _FEW_EVENTS = 60_000  # up to here ways are ranked
-_FEW_RANKS = (
-    10_000  # up to here real cuts are tried, whose price is traffic: each is a layout of all ranks
-)
+# up to here real cuts are tried, whose price is traffic: each is a layout of all ranks
+_FEW_RANKS = 10_000
 _FEW_PERIODS = 6  # of real cuts, up to which a replica is played to its end
 _HALVINGS = 44
 

@@ -36,20 +36,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FEW = 64  # devices; up to here polishing finds what rounding loses, and scipy takes half a second to load
-_REPLICAS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-)  # of one shape: fewer wait less for their gradients
+# of one shape: fewer wait less for their gradients
+_REPLICAS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
 _NUM_FILLED = 24  # shapes that are filled up, where there are few devices
 _NUM_FILLED_ELSE = 3  # of the other families
 _NUM_FAMILIES_QUICK = 3
@@ -64,9 +52,7 @@ class ManyShapes:
     columns: Columns  # with the fill of 1F1B, links, and the gradient sync inside a vendor
     least: Columns  # with nothing but the slowest stage: no split of these stages is quicker
     across_s: Floats  # sync across vendors on top
-    sync_s: Mapping[
-        int, Floats
-    ]  # inside the vendor, of so many replicas alike; of few devices only
+    sync_s: Mapping[int, Floats]  # inside the vendor, by replicas alike; of few devices only
     num_groups: Floats  # groups of devices that a shape mixes
     dropped_for_memory: int
 

@@ -41,9 +41,8 @@ _NUM_SIMULATED_QUICK = 8
 _NUM_POLISHED = 32  # of these, a little at first
 _NUM_AGAIN = 8  # of these, more
 _POLISH_BUDGET = (40, 200)  # simulations per combination, at first and again
-_NUM_LIKELY = (
-    12  # outlines of which those that promise most are refined, where there are many devices
-)
+# outlines of which those that promise most are refined, where there are many devices
+_NUM_LIKELY = 12
 _NUM_REFINED = 1
 _NEARLY = 1.01  # of the best step: so much a leaner way may be quicker, at times
 _REFINED_AT_LEAST = 4  # of few devices; more only while all together play so many events
@@ -77,9 +76,8 @@ class Outcome:
     memory_bound: bool
     bound_s: float = 0.0  # computing that no split into the shapes that were looked at beats
     num_shapes: int = 0  # 0: the bound holds for any split
-    plain: Candidate | None = (
-        None  # the best in 1F1B over whole layers, where another order or cut is quicker
-    )
+    # the best in 1F1B over whole layers, where another order or cut is quicker
+    plain: Candidate | None = None
     turnless: Candidate | None = None  # the best with one lane per stage, where more are quicker
     whole: Candidate | None = None  # the best without shared updates, where these are quicker
 
@@ -93,8 +91,8 @@ def search(problem: Problem, *, quick: bool = False, among: int = 0) -> Outcome:
     """Return the quickest split within the allowed shapes; `quick` ones may miss the last percent.
 
     `among` says how many devices the whole problem has that this is a part of: parts are searched as thoroughly as
-    the whole. What is allowed is searched without it too, so that leave to do more makes no plan worse. What is best with one lane per stage stays unless more lanes gain
-    more than next to nothing.
+    the whole. What is allowed is searched without it too, so that leave to do more makes no plan worse. What is best with
+    one lane per stage stays unless more lanes gain more than next to nothing.
 
     Raises:
         NoPlanError: nothing fits, or the batch cannot be made of whole microbatches.

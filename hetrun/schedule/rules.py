@@ -18,9 +18,8 @@ from sys import float_info
 from typing import NamedTuple
 
 FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
-CLOSED = (
-    float_info.max
-)  # instead of an arrival, where there is no room: known, and later than all others
+# instead of an arrival, where there is no room: known, and later than all others
+CLOSED = float_info.max
 
 Entry = tuple[int, int, float, float]  # kind, microbatch, start, end
 Rule = Generator[float, float, None]
