@@ -6,6 +6,7 @@ folder that says so; commands about the run are passed on.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ _START_S = 120.0  # its launch waits a minute for its controller
 _NO_HETRUN, _OTHER_HETRUN = 127, 126
 
 _FOLLOW_S = 30 * 86400.0
+_MAX_WORDS = 1 << 20
+_FOLDER = re.compile(r"runs/[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 RECORD = "moved.json"
 
 # Finds hetrun there. What is called with $clear set outlives the script, which ends all that has its mark.
@@ -102,7 +105,7 @@ def _head(plan: Plan, host: str) -> HostSpec:
 def start_there(
     parcel: Parcel, host: str, *, hidden: Mapping[str, str], args: Sequence[str]
 ) -> tuple[str, str, int]:
-    """Start the run on a host of its plan; return its folder there, what was said, and the exit code of `launch`.
+    """Start the run on a host of its plan; return its folder there ("" where it did not begin), what was said, and the exit code of `launch`.
 
     `hidden` are values of secrets, which travel over stdin into the environment of the controller there; `args` are
     further arguments of `launch`. Paths are those of that host, below its user's home.
@@ -110,19 +113,23 @@ def start_there(
     Raises:
         ConfigError: as `from_there`.
         HostError: it cannot be reached.
-        PreflightError: hetrun is not installed there, or another version of it.
+        PreflightError: hetrun is not installed there, or another version of it; or its answer makes no sense.
     """
     script = _script(from_there(parcel, host), hidden, args)
     transport = open_transport(_head(parcel.plan, host))
     try:
-        result = run_script(transport, script, timeout_s=_START_S)
+        result = run_script(transport, script, timeout_s=_START_S, max_bytes=_MAX_WORDS)
     finally:
         transport.close()
     said = result.stderr.decode(errors="replace").strip()
     if result.rc in (_NO_HETRUN, _OTHER_HETRUN):
         raise _unfit(host, result.rc, said)
-    lines = result.stdout.decode(errors="replace").strip().splitlines()
-    return (lines[-1] if lines else ""), said, result.rc
+    if result.rc:
+        return "", said, result.rc
+    folder = (result.stdout.decode(errors="replace").splitlines() or [""])[-1]
+    if not _FOLDER.fullmatch(folder):
+        raise PreflightError(f"it says {folder[:80]!r}, need the run's folder", host=host)
+    return folder, said, 0
 
 
 def _unfit(host: str, rc: int, said: str) -> HetrunError:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import hetrun
-from hetrun.errors import ConfigError
+from hetrun.errors import ConfigError, PreflightError
+from hetrun.launch import move
 from hetrun.launch.move import Parcel, _script, from_there
 from hetrun.model import Connection, Facts, HostFacts, HostSpec, Plan, SshHop
 from hetrun.store import load
+from hetrun.transport import CommandResult
 from tests.ssh.plans import make_plan
 
 HEAD = HostSpec(
@@ -43,6 +45,29 @@ def test_the_head_is_local_to_itself_and_others_are_reached_with_its_own_keys() 
     assert [host.spec for host in there.facts.hosts] == [other, head]
     by_nic = make_plan([(replace(HEAD, nic="ib0"), 1)])
     assert from_there(Parcel(plan=by_nic), "a1").plan.hosts[0].data_addr is None
+
+
+@pytest.mark.parametrize(
+    ("rc", "stdout", "folder"),
+    [
+        (0, b"runs/20300101-120000-tiny\n", "runs/20300101-120000-tiny"),
+        (3, b"", ""),
+        (0, b"runs/..\n", None),
+        (0, b"/etc/runs/a\n", None),
+        (0, b"", None),
+    ],
+)
+def test_the_answer_of_a_host_is_a_folder_of_runs_or_none(
+    monkeypatch: pytest.MonkeyPatch, rc: int, stdout: bytes, folder: str | None
+) -> None:
+    result = CommandResult(rc=rc, stdout=stdout, stderr=b"words\n", seconds=1.0)
+    monkeypatch.setattr(move, "run_script", lambda transport, script, **limits: result)
+    if folder is not None:
+        found = move.start_there(Parcel(plan=PLAN), "a1", hidden={}, args=[])
+        assert found == (folder, "words", rc)
+        return
+    with pytest.raises(PreflightError, match="need the run's folder"):
+        move.start_there(Parcel(plan=PLAN), "a1", hidden={}, args=[])
 
 
 @pytest.mark.parametrize(
