@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from hetrun.errors import HetrunError, LostContactError
-from hetrun.launch.files import HostFiles, read_by_ranks
+from hetrun.launch.files import HostFiles
 from hetrun.model import HostSpec, Plan
 from hetrun.preflight.addresses import DataAddress
 from hetrun.transport import Transport
@@ -85,11 +85,9 @@ class Hosts:
             bundle=bundle,
             lease_s=self._plan.recipe.launch.lease_s,
             env=spec.env,
-            need_torch=True,
             data_addr=address.addr,
             data_name=address.name,
             nic=address.nic,
-            readable=read_by_ranks(self._plan.recipe),
             user_namespace=all(rank.torch_device == "cpu" for rank in ranks),
         )
 

@@ -141,7 +141,7 @@ class Run:
             bundle=bundle,
             addresses=choose_addresses(self._plan.hosts),
             done=lambda host, answer: self._observer.on_status(
-                host, f"ready: torch {answer.torch}, {answer.addr} on {answer.nic}"
+                host, f"ready: {answer.addr} on {answer.nic}"
             ),
         )
         hosts.measure_clocks(self._monitor.on_clock)

@@ -27,7 +27,6 @@ from hetrun.transport.guard_host import (
     free_port,
     has_bundle,
     keep_bundle,
-    need_readable,
     new_job_folder,
     open_base,
 )
@@ -181,8 +180,6 @@ class Guard:
         self._env = environ
         self._modes = modes(os.geteuid(), meta["user_namespace"])
         torch = find_torch(environ, self._folder) if meta["need_torch"] else None
-        for path in meta["readable"]:
-            need_readable(path)
         addr, nic = None, None
         if meta["data_addr"] or meta["nic"]:
             addr, nic = data_address(meta["data_addr"], meta["nic"], meta["data_name"])

@@ -36,7 +36,6 @@ class JobSetup:
     data_addr: str | None = None  # numeric
     data_name: str | None = None  # a name that must mean data_addr there too
     nic: str | None = None
-    readable: tuple[str, ...] = ()  # files and folders that the job will read there
     user_namespace: bool = False  # only where the job opens no device driver
 
 
@@ -82,7 +81,6 @@ class HostJob:
                 "data_addr": setup.data_addr,
                 "data_name": setup.data_name,
                 "nic": setup.nic,
-                "readable": list(setup.readable),
                 "user_namespace": setup.user_namespace,
                 "work_dir": transport.spec.work_dir,
             },

@@ -69,7 +69,7 @@ class Phases(Recorder):
 
 def test_launch_adds_little_to_torchrun(hosts: Hosts, tmp_path: Path) -> None:
     """Pairs, the other one first each time; what launch does before and after torchrun runs is timed by itself, too."""
-    ratios, before, after, cpu = [], [], [], []
+    ratios, added, before, after, cpu = [], [], [], [], []
     for number in range(PAIRS):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -86,9 +86,12 @@ def test_launch_adds_little_to_torchrun(hosts: Hosts, tmp_path: Path) -> None:
         assert outcome.exit_code == 0
         before.append(phases.up_s - phases.began_s)
         after.append(ended_s - phases.over_s)
-        ratios.append((ended_s - phases.began_s) / (bare_first_s or bare()))
+        alone_s = bare_first_s or bare()
+        ratios.append((ended_s - phases.began_s) / alone_s)
+        added.append(ended_s - phases.began_s - alone_s)
     for what, found in (
         ("launch / torchrun", ratios),
+        ("s that launch adds", added),
         ("s before torchrun runs", before),
         ("s after it", after),
         ("s of CPU of the controller", cpu),

@@ -18,6 +18,8 @@ import pytest
 from hetrun import store
 from hetrun.errors import HetrunError, HostError, PreflightError
 from hetrun.model import (
+    DataKind,
+    DataSpec,
     Finding,
     HostSpec,
     PreflightReport,
@@ -35,6 +37,7 @@ from tests.ssh.odd_hosts import PATH_OF_STUBS, add_nodes
 
 pytestmark = pytest.mark.ssh
 PUBLIC = "8.8.9.9"  # inside the lab's own network only
+PASSED = ("public", "torch-versions", "readable")
 # On PYTHONPATH it lets an interpreter say that its torch is an old one.
 OLD_TORCH = """
 import pathlib
@@ -256,6 +259,10 @@ def test_launch_refuses_with_exit_code_3_and_goes_on_where_it_was_told_to(
 
 def test_skipped_checks_are_recorded_with_the_run(hosts: Hosts, tmp_path: Path) -> None:
     plan = lab_plan(hosts, tmp_path / "meet")
+    data = DataSpec(
+        seq_len=16, kind=DataKind.TEXT, path="/nowhere/text"
+    )  # which fake ranks read not
+    plan = replace(plan, recipe=replace(plan.recipe, data=data))
     (tmp_path / "sitecustomize.py").write_text(OLD_TORCH)
     odd = hosts[1].spec(data_addr=PUBLIC, env={"PYTHONPATH": str(tmp_path)})
     off = replace(plan, hosts=(plan.hosts[0], odd))
@@ -264,12 +271,12 @@ def test_skipped_checks_are_recorded_with_the_run(hosts: Hosts, tmp_path: Path) 
     try:
         with pytest.raises(PreflightError, match="is a public address") as caught:
             launch_fake(off, tmp_path)
-        outcome = launch_fake(off, tmp_path / "again", skip=("public", "torch-versions"))
+        outcome = launch_fake(off, tmp_path / "again", skip=PASSED)
     finally:
         hosts[1].inside("ip", "addr", "del", f"{PUBLIC}/32", "dev", "eth0")
         hosts[0].inside("ip", "route", "del", f"{PUBLIC}/32", "dev", "eth0")
     assert "torch 2.5.1 cannot meet torch" in caught.value.message
-    assert (outcome.status, outcome.skipped) == ("done", ("public", "torch-versions"))
+    assert (outcome.status, outcome.skipped) == ("done", PASSED)
     for check in outcome.skipped:
         assert any(f"{check} (skipped)" in warning for warning in outcome.warnings)
 
