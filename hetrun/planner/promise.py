@@ -35,10 +35,11 @@ def promise_s(problem: Problem, candidate: Candidate) -> float:
     if problem.fractional:
         ways.append(partial(_levelled, problem))
     replicas = list(first_replicas(candidate))
-    ends = [max(map(max, known_ends(replica, problem.known_ends))) for replica in replicas]
     could_s = min(
         _level_s(problem, candidate, [*map(way, candidate.groups, replicas)]) for way in ways
     )
+    everyone = candidate.layout.replicas  # of equal ones some sit worse and wait longer for sends
+    ends = [max(map(max, known_ends(replica, problem.known_ends))) for replica in everyone]
     return candidate.step_s - max(0.0, max(ends) - could_s)
 
 
