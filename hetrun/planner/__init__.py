@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hetrun.efficiency import efficiency
 from hetrun.model import Baseline, Facts, HostSpec, Plan, Profile, Recipe, Source, Split
-from hetrun.planner.baselines import baselines
+from hetrun.planner.baselines import baselines, quickest_of
 from hetrun.planner.bound import gap_reason, lower_bound
 from hetrun.planner.check import check_split
 from hetrun.planner.even import even_split
@@ -60,8 +60,10 @@ def plan(
     """
     problem = read_problem(facts, profile, recipe, targets=targets)
     chosen = choose(problem, recipe.plan.pins)
-    outcome = chosen.outcome
-    alone = baselines(problem, chosen.free)
+    found = baselines(problem, chosen.free)
+    alone = tuple(one.baseline for one in found)
+    free = quickest_of(chosen.free, found)
+    outcome = free if chosen.outcome is chosen.free else chosen.outcome
     split = _split(problem, outcome.best.layout, alone)
     check_split(split, facts, profile, recipe)
     naive, why = even_split(problem)
@@ -74,7 +76,7 @@ def plan(
         *order_notes(outcome.best, outcome.plain),
         *lane_notes(outcome.best, outcome.turnless),
         *zero_notes(outcome.best, outcome.whole, choices=problem.zero),
-        *_price_of_few_shapes(problem, chosen.free),
+        *_price_of_few_shapes(problem, free),
         *problem.notes,
     )
     return Plan(
@@ -93,9 +95,7 @@ def plan(
         idle_devices=_idle(problem, split),
         runner_up=runner_up_words(outcome.best, outcome.runner_up),
         baselines=alone,
-        verdict=verdict_words(
-            outcome.best, problem.batch_rows, alone, free=chosen.free.best, notes=notes
-        ),
+        verdict=verdict_words(outcome.best, problem.batch_rows, alone, free=free.best, notes=notes),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hetrun.errors import NoPlanError
@@ -13,7 +15,30 @@ from hetrun.planner.words import shape_words
 from hetrun.planner.zero import with_zero
 
 
-def baselines(problem: Problem, mixed: Outcome) -> tuple[Baseline, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """What a vendor reaches, and the plan for the whole batch behind it, where there is one."""
+
+    baseline: Baseline
+    outcome: Outcome | None
+
+
+def quickest_of(mixed: Outcome, alone: Sequence[Alone]) -> Outcome:
+    """Return the quickest split of all devices, or that of a vendor whose own search found a quicker one."""
+    found = [one.outcome for one in alone if one.outcome is not None]
+    best = min(found, key=lambda outcome: outcome.best.step_s, default=mixed)
+    if best.best.step_s >= mixed.best.step_s:
+        return mixed
+    return replace(
+        best,
+        runner_up=mixed.best,
+        memory_bound=mixed.memory_bound,
+        bound_s=mixed.bound_s,
+        num_shapes=mixed.num_shapes,
+    )
+
+
+def baselines(problem: Problem, mixed: Outcome) -> tuple[Alone, ...]:
     """Plan every vendor alone, at the same global batch and at its share of it by ideal speed."""
     ideal = ideal_rows_per_s(problem)
     total = sum(ideal.values())
@@ -25,12 +50,12 @@ def baselines(problem: Problem, mixed: Outcome) -> tuple[Baseline, ...]:
 
 def _alone(
     problem: Problem, vendor: str, *, ideal_rows_per_s: float, share: float, mixed: Outcome
-) -> Baseline:
+) -> Alone:
     """Plan one vendor alone; without other vendors that is the plan itself."""
     own = problem if len(problem.vendors) == 1 else problem.only(vendor)
     scaled_rows = _whole_rows(own, problem.batch_rows * share)
     why = shape = ""
-    rows_per_s = scaled_rows_per_s = None
+    rows_per_s = scaled_rows_per_s = outcome = None
     try:
         find = partial(search, among=problem.num_devices)
         outcome = mixed if own is problem else with_zero(own, find)
@@ -43,7 +68,7 @@ def _alone(
             scaled_rows_per_s = scaled_rows / smaller.best.step_s
     except NoPlanError as error:
         why = error.message.partition(" (")[0]
-    return Baseline(
+    baseline = Baseline(
         vendor=vendor,
         num_devices=own.num_devices,
         rows_per_s=rows_per_s,
@@ -53,6 +78,7 @@ def _alone(
         shape=shape,
         why=why,
     )
+    return Alone(baseline=baseline, outcome=outcome)
 
 
 def _whole_rows(problem: Problem, wanted: float) -> int:

@@ -13,7 +13,7 @@ _FULL_GRID = 12  # block sizes up to here are all tried, larger ones on a grid
 _COARSE_GRID = 4  # the same with three kinds and more
 _FEW_USES = 600  # above, only two orders of the kinds are tried
 _MOST_SHAPES = 1500
-ANY_MIX = 10  # devices; up to here every mix of replicas is looked at where these are not too many
+ANY_MIX = 14  # devices; up to here every mix of replicas is looked at where these are not too many
 FEW = 6  # devices; up to here a pipeline may also pass to and fro between kinds
 _SHORT_BLOCK = 4  # stages; recomputation on any number of them is tried up to here
 
