@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from hetrun.efficiency import efficiency
-from hetrun.model import Baseline, Facts, HostSpec, Plan, Profile, Recipe, Source, Split
+from hetrun.model import Baseline, Facts, HostSpec, Pins, Plan, Profile, Recipe, Source, Split
 from hetrun.planner.baselines import baselines, quickest_of
 from hetrun.planner.bound import gap_reason, lower_bound
 from hetrun.planner.check import check_split
@@ -63,7 +63,7 @@ def plan(
     found = baselines(problem, chosen.free)
     alone = tuple(one.baseline for one in found)
     free = quickest_of(chosen.free, found)
-    outcome = free if chosen.outcome is chosen.free else chosen.outcome
+    outcome = free if recipe.plan.pins in (None, Pins()) else chosen.outcome
     split = _split(problem, outcome.best.layout, alone)
     check_split(split, facts, profile, recipe)
     naive, why = even_split(problem)

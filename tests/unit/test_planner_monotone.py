@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.model import MIB, Link, LinkKind, Order, PlanLimits
+from hetrun.model import MIB, Link, LinkKind, Order, Pins, PlanLimits
+from hetrun.planner.problem import read_problem
+from hetrun.planner.search import search
 from hetrun.planner.variety import FEW
 from tests.effort import examples
 from tests.unit.planner_lab import FREE_LINKS, LINKS, WHOLE, Chips, Lab, small_model
@@ -142,22 +144,33 @@ def test_devices_that_would_only_share_gradients_are_left_idle(lab: Lab) -> None
     assert larger.plan().split.cost.step_s <= step_s * (1 + EXACT)
 
 
+ALONE = Lab(
+    chips=[
+        Chips(vendor="x", num_devices=9, gflops=0.5, memory=1.2 * MIB, per_host=3),
+        Chips(vendor="y", num_devices=8, gflops=0.5, memory=6 * MIB, per_host=2),
+    ],
+    model=replace(small_model(4), tied_embeddings=True),
+    batch=17,
+    rows=(1, 2),
+    seq_len=16,
+    links=slow_links(2e-3, 1e10, 1e7, 1e7),
+    limits=WHOLE,
+)
+
+
 def test_a_vendor_alone_is_never_quicker_than_the_plan() -> None:
-    lab = Lab(
-        chips=[
-            Chips(vendor="x", num_devices=9, gflops=0.5, memory=1.2 * MIB, per_host=3),
-            Chips(vendor="y", num_devices=8, gflops=0.5, memory=6 * MIB, per_host=2),
-        ],
-        model=replace(small_model(4), tied_embeddings=True),
-        batch=17,
-        rows=(1, 2),
-        seq_len=16,
-        links=slow_links(2e-3, 1e10, 1e7, 1e7),
-        limits=WHOLE,
-    )
-    plan = lab.plan()
+    plan = ALONE.plan()
     alone = max(base.rows_per_s or 0.0 for base in plan.baselines)
-    assert lab.batch / plan.split.cost.step_s >= alone * (1 - EXACT)
+    assert ALONE.batch / plan.split.cost.step_s >= alone * (1 - EXACT)
+
+
+def test_a_vendor_alone_does_not_take_the_place_of_what_is_pinned() -> None:
+    problem = read_problem(ALONE.facts, ALONE.profile, ALONE.recipe, targets={})
+    mixed = search(problem).best
+    rows = tuple(sorted(replica.num_rows for replica in mixed.layout.replicas))
+    pinned = replace(ALONE, limits=replace(WHOLE, pins=Pins(rows=rows))).plan()
+    assert tuple(sorted(replica.num_rows for replica in pinned.split.replicas)) == rows
+    assert pinned.split.cost.step_s > ALONE.plan().split.cost.step_s
 
 
 def test_zero_bubble_may_make_quickest_what_waits_longest_in_1f1b() -> None:
