@@ -16,7 +16,7 @@ from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import Shape, ShapeMaker, pieces
 from hetrun.planner.variety import FEW
 from hetrun.schedule import lane_windows
-from hetrun.schedule.step import known_ends
+from hetrun.schedule.step import end_s
 
 _BETTER = 1 - 1e-9
 NEXT_TO_NOTHING = 1e-4
@@ -342,7 +342,7 @@ def rebalanced(problem: Problem, candidate: Candidate) -> Groups | None:
 def seconds(problem: Problem, planned: ReplicaPlan, group: Group, count: int) -> float:
     """Return when a replica of a group, on the devices of `planned`, has done so many microbatches."""
     replica = restyled(problem, planned, group.draft(count))
-    return max(map(max, known_ends(replica, problem.known_ends)))
+    return end_s(replica, problem.known_ends)
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:

@@ -12,7 +12,7 @@ from hetrun.planner.drafts import Candidate, Group, first_replicas, narrow_windo
 from hetrun.planner.orders import can_split, even_cuts, passed_s
 from hetrun.planner.problem import Problem
 from hetrun.planner.shapes import pieces
-from hetrun.schedule.step import known_ends
+from hetrun.schedule.step import end_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ def promise_s(problem: Problem, candidate: Candidate) -> float:
         _level_s(problem, candidate, [*map(way, candidate.groups, replicas)]) for way in ways
     )
     everyone = candidate.layout.replicas  # of equal ones some sit worse and wait longer for sends
-    ends = [max(map(max, known_ends(replica, problem.known_ends))) for replica in everyone]
-    return candidate.step_s - max(0.0, max(ends) - could_s)
+    pipeline_s = max(end_s(replica, problem.known_ends) for replica in everyone)
+    return candidate.step_s - max(0.0, pipeline_s - could_s)
 
 
 def _level_s(problem: Problem, candidate: Candidate, stages: list[list[_Stage]]) -> float:

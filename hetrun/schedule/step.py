@@ -164,9 +164,14 @@ def known_ends(replica: ReplicaPlan, known: KnownEnds) -> tuple[tuple[float, ...
     return known[key]
 
 
+def end_s(replica: ReplicaPlan, known: KnownEnds) -> float:
+    """Return when the last lane of a replica is done, played at most once."""
+    return max(map(max, known_ends(replica, known)))
+
+
 def waiting_s(replicas: Sequence[ReplicaPlan], known: KnownEnds) -> float:
     """Return how long the busiest lane of the slowest pipeline waits: `bubble_s` and `p2p_s` of its cost together."""
-    ends = [max(map(max, known_ends(replica, known))) for replica in replicas]
+    ends = [end_s(replica, known) for replica in replicas]
     return max(0.0, max(ends) - busy_s(replicas[ends.index(max(ends))]))
 
 
@@ -319,7 +324,7 @@ def _cost(
         free = replace(
             slowest, stages=tuple(replace(stage, send_s=0.0) for stage in slowest.stages)
         )
-        p2p_s = max(0.0, pipeline_s - max(map(max, known_ends(free, known))))
+        p2p_s = max(0.0, pipeline_s - end_s(free, known))
     return Cost(
         step_s=marks.step_s,
         compute_s=compute_s,
